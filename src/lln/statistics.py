@@ -1,0 +1,213 @@
+"""Statistics of queries and keys: sums over the positions that count, and the variances that moment matching needs.
+
+For each sample s, head h and feature l, over the positions i of the sample that count:
+
+    count_s = sum_i 1,    total_shl = sum_i x_shil,    squares_shl = sum_i x_shil^2
+
+Sums are accumulated in float64, piece by piece, so that neither length nor dtype costs accuracy and no float64 copy of
+the whole length is made. From them come the variances of q and k that eq. 10 asks for:
+
+    about the scalar mean:  var = mean_il x^2 - (mean_il x)^2         what the paper calls sigma^2
+    about the mean key:     var = mean_l (mean_i x^2 - (mean_i x)^2)  what is left when the mean key is subtracted
+
+A key head shared by several query heads has one sigma_q: the variance pooled over those query heads.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_PIECE_ELEMENTS = 1 << 20  # 8 MB of float64 at a time
+
+
+class Moments(NamedTuple):
+    """Sums over the positions that count, per sample (or packed sequence) S."""
+
+    count: Tensor  # (S,)
+    total: Tensor  # (S, H, D)
+    squares: Tensor  # (S, H, D)
+
+
+class Statistics(NamedTuple):
+    """What matching needs to know of a batch, per sample S and key head."""
+
+    mean_q: Tensor  # (S, Hk), the scalar mean over positions, features and the query heads of the key head
+    var_q: Tensor  # (S, Hk), about mean_q
+    mean_key: Tensor  # (S, Hk, D)
+    var_k: Tensor  # (S, Hk), about the scalar mean or about the mean key
+    keys: Tensor  # (S,), how many keys count
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
+    """Sums of x (B, H, N, D) over the positions where key_mask (B, N) is True, or over each packed sequence.
+
+    They carry no gradient; `differentiable_moments` does.
+    """
+    return Moments(*_moments_op(x.detach(), key_mask, cu_seqlens))
+
+
+def differentiable_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
+    """The same sums by plain torch operations, for those who want gradients through the statistics."""
+    dtype = accumulation_dtype(x.device)
+    x = _without_padding(x.to(dtype), key_mask)
+    count = _counts(x, key_mask, cu_seqlens)
+    if cu_seqlens is None:
+        return Moments(count, x.sum(dim=2), x.square().sum(dim=2))
+    rows = x[0].transpose(0, 1)  # (N, H, D)
+    zeros = rows.new_zeros(cu_seqlens.numel() - 1, *rows.shape[1:])
+    segment = segment_of_each_position(cu_seqlens, x.shape[2])
+    return Moments(count, zeros.index_add(0, segment, rows), zeros.index_add(0, segment, rows.square()))
+
+
+def segment_of_each_position(cu_seqlens: Tensor, length: int) -> Tensor:
+    """(N,): which packed sequence a position belongs to."""
+    positions = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.bucketize(positions, cu_seqlens[1:], right=True)
+
+
+def statistics_of(
+    q: Tensor,
+    k: Tensor,
+    *,
+    per: str = "head",
+    key_padding_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    center_keys: bool = False,
+    ddof: int = 0,
+    detach: bool = True,
+) -> Statistics:
+    """Means and variances of q (B, Hq, Nq, D) and k (B, Hk, Nk, D), per sample and key head.
+
+    key_padding_mask (B, Nk) says which keys count. With Nq = Nk queries and keys are the same tokens, so it says which
+    queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the result.
+    """
+    measure = moments if detach else differentiable_moments
+    query_mask = key_padding_mask if q.shape[2] == k.shape[2] else None
+    of_q = _share_query_heads(measure(q, query_mask, cu_seqlens), k.shape[1])
+    of_k = measure(k, key_padding_mask, cu_seqlens)
+    mean_q, var_q = _about_scalar_mean(_pool(of_q) if per == "tensor" else of_q, ddof)
+    if center_keys:
+        var_k = _about_mean_key(of_k)
+        if per == "tensor":
+            weight = of_k.count / of_k.count.sum().clamp_min(1)
+            var_k = (var_k.mean(dim=1) * weight).sum()[None, None]
+    else:
+        _, var_k = _about_scalar_mean(_pool(of_k) if per == "tensor" else of_k, ddof)
+    shape = of_k.total.shape[:2]
+    keys = of_k.count.mean()[None].expand(shape[0]) if per == "tensor" else of_k.count
+    mean_key = of_k.total / of_k.count.clamp_min(1)[:, None, None]
+    return Statistics(mean_q.expand(shape), var_q.expand(shape), mean_key, var_k.expand(shape), keys)
+
+
+def _share_query_heads(m: Moments, key_heads: int) -> Moments:
+    """Add up the query heads of each key head; count then counts positions of all of them."""
+    groups = m.total.shape[1] // key_heads
+    return Moments(
+        m.count * groups,
+        m.total.unflatten(1, (key_heads, groups)).sum(dim=2),
+        m.squares.unflatten(1, (key_heads, groups)).sum(dim=2),
+    )
+
+
+def _pool(m: Moments) -> Moments:
+    """One sample and one head that stand for all."""
+    heads = m.total.shape[1]
+    return Moments(m.count.sum()[None] * heads, m.total.sum(dim=(0, 1))[None, None], m.squares.sum(dim=(0, 1))[None, None])
+
+
+def _about_scalar_mean(m: Moments, ddof: int) -> tuple[Tensor, Tensor]:
+    numbers = (m.count * m.total.shape[-1])[:, None]  # (S, 1)
+    mean = m.total.sum(dim=-1) / numbers.clamp_min(1)
+    centred = m.squares.sum(dim=-1) - numbers * mean.square()
+    return mean, centred.clamp_min(0) / (numbers - ddof).clamp_min(1)
+
+
+def _about_mean_key(m: Moments) -> Tensor:
+    count = m.count.clamp_min(1)[:, None, None]
+    return (m.squares / count - (m.total / count).square()).mean(dim=-1).clamp_min(0)
+
+
+def _without_padding(x: Tensor, key_mask: Tensor | None) -> Tensor:
+    # where, not a product: padding may hold NaN
+    return x if key_mask is None else torch.where(key_mask[:, None, :, None], x, 0.0)
+
+
+def _counts(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    dtype = accumulation_dtype(x.device)
+    if cu_seqlens is not None:
+        return cu_seqlens.diff().to(dtype)
+    if key_mask is not None:
+        return key_mask.sum(dim=1).to(dtype)
+    return torch.full((x.shape[0],), x.shape[2], dtype=dtype, device=x.device)
+
+
+@cache
+def _native_moments() -> Callable[..., Any] | None:
+    """The C++ kernel's moments, where it is built; it has the signature of `moments`."""
+    try:
+        from lln.backends import native
+    except ImportError:
+        return None
+    return getattr(native, "moments", None) if native.available() is None else None
+
+
+@torch.library.custom_op("lln::moments", mutates_args=())
+def _moments_op(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    native = _native_moments() if x.device.type == "cpu" and x.dtype != torch.float64 else None
+    if native is not None:
+        count, total, squares = native(x, key_mask, cu_seqlens)
+        return count.double(), total, squares
+    return _moments_in_pieces(x, key_mask, cu_seqlens)
+
+
+def _moments_in_pieces(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = accumulation_dtype(x.device)
+    batch, heads, length, dim = x.shape
+    sequences = batch if cu_seqlens is None else cu_seqlens.numel() - 1
+    segment = None if cu_seqlens is None else segment_of_each_position(cu_seqlens, length)
+    total = x.new_zeros(sequences, heads, dim, dtype=dtype)
+    squares = torch.zeros_like(total)
+    step = max(1, _PIECE_ELEMENTS // max(1, batch * heads * dim))
+    for start in range(0, length, step):
+        mask = None if key_mask is None else key_mask[:, start : start + step]
+        piece = _without_padding(x[:, :, start : start + step].to(dtype), mask)  # (B, H, step, D)
+        if segment is None:
+            total += piece.sum(dim=2)
+            squares += piece.square_().sum(dim=2) if piece.dtype != x.dtype else piece.square().sum(dim=2)
+        else:
+            rows = piece[0].transpose(0, 1)  # (step, H, D)
+            total.index_add_(0, segment[start : start + step], rows)
+            squares.index_add_(0, segment[start : start + step], rows.square())
+    return _counts(x, key_mask, cu_seqlens), total, squares
+
+
+@_moments_op.register_fake
+def _fake_moments(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = accumulation_dtype(x.device)
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (sequences, x.shape[1], x.shape[3])
+    return (
+        x.new_empty(sequences, dtype=dtype),
+        x.new_empty(shape, dtype=dtype),
+        x.new_empty(shape, dtype=dtype),
+    )
+
+
+@_moments_op.register_vmap
+def _batched_moments(info: Any, in_dims: tuple[int | None, ...], *args: Tensor | None) -> Any:
+    """vmap folds its dimension into the batch, where samples are independent anyway."""
+    if args[2] is not None:
+        raise RuntimeError("vmap over packed sequences (cu_seqlens) is not supported: pack the vmapped samples instead")
+    folded = [
+        None if a is None else (a.expand(info.batch_size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
+        for a, d in zip(args, in_dims, strict=True)
+    ]
+    return tuple(r.unflatten(0, (info.batch_size, -1)) for r in _moments_op(*folded)), (0, 0, 0)

@@ -1,0 +1,75 @@
+"""Multi-head attention around any mechanism: out = concat_h(mechanism(x Wq, x Wk, x Wv)) Wo."""
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lln.zoo.mechanism import Mechanism, Shape
+
+if TYPE_CHECKING:
+    from lln.zoo.registry import Card
+
+
+class MultiHead(nn.Module):
+    """x (B, N, E) -> (B, N, E). One product projects to q, k and v of all heads."""
+
+    def __init__(self, mechanism: Mechanism, shape: Shape, card: "Card") -> None:
+        super().__init__()
+        self.shape = shape
+        self.card = card
+        self.mechanism = mechanism
+        self.project_in = nn.Linear(shape.embed_dim, 3 * shape.embed_dim)
+        self.project_out = nn.Linear(shape.embed_dim, shape.embed_dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """`context` (B, M, E), where given, supplies the keys and values; the padding mask is then the context's."""
+        x, context = self._checked(x, key_padding_mask, is_causal, context)
+        q, k, v = self._heads(x, context)
+        query_mask = key_padding_mask if context is None else None
+        inputs = {"inputs": x} if self.mechanism.needs_inputs else {}
+        out = self.mechanism(q, k, v, key_padding_mask, query_mask, is_causal, **inputs)  # (B, H, N, D)
+        projected: Tensor = self.project_out(out.transpose(1, 2).flatten(2))
+        return projected
+
+    def dense(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """The attention matrix of every head (B, H, N, M)."""
+        x, context = self._checked(x, key_padding_mask, is_causal, context)
+        q, k, _ = self._heads(x, context)
+        return self.mechanism.dense(q, k, key_padding_mask, key_padding_mask if context is None else None, is_causal)
+
+    def _checked(
+        self, x: Tensor, mask: Tensor | None, is_causal: bool, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        from lln.zoo.registry import refuse_unsupported
+
+        refuse_unsupported(self.card, is_causal, context is not None)
+        for name, tensor in (("x", x), ("context", context)):
+            if tensor is not None and (tensor.ndim != 3 or tensor.shape[-1] != self.shape.embed_dim):
+                raise ValueError(f"{name} must be (batch, length, {self.shape.embed_dim}), got {tuple(tensor.shape)}")
+        keys = x if context is None else context
+        if mask is not None and mask.shape == keys.shape[:2]:  # NaN in padding would reach the projection's gradient
+            keys = keys.masked_fill(~mask[..., None], 0.0)
+        return (keys, None) if context is None else (x, keys)
+
+    def _heads(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        embed, heads = self.shape.embed_dim, self.shape.num_heads
+        if context is None:
+            projected = self.project_in(x).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, D)
+            return projected[0], projected[1], projected[2]
+        weight, bias = self.project_in.weight, self.project_in.bias
+        q = F.linear(x, weight[:embed], bias[:embed]).unflatten(2, (heads, -1)).transpose(1, 2)
+        kv = F.linear(context, weight[embed:], bias[embed:]).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, kv[0], kv[1]

@@ -1,0 +1,159 @@
+"""The registry: a member is one file in `lln/zoo/members`, found by looking there, so a new one touches no other file."""
+
+import dataclasses
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor, nn
+
+from lln.zoo.mechanism import Mechanism, Shape
+from lln.zoo.multihead import MultiHead
+
+Growth = Literal["linear", "n log n", "quadratic"]
+M = TypeVar("M", bound=type[nn.Module])
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a member is and what it can do."""
+
+    name: str
+    title: str
+    reference: str
+    equation: str
+    time: str
+    memory: str
+    growth: Growth
+    causal: bool = False  # is_causal=True is supported: no output depends on a later position
+    cross: bool = False  # keys and values may come from another sequence
+    fixed_length: bool = False  # has weights for every position up to max_length
+    dense: bool = False  # has a matrix with out = matrix @ v
+    deterministic: bool = True  # no random numbers besides the initial weights
+    learned: bool = False  # has weights of its own, so it is not just a function of q, k and v
+    equivariant: bool = False  # permuting the sequence permutes the output
+    replaces_feed_forward: bool = False
+    departures: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    card: Card
+    options: type
+    make: type[nn.Module]
+    layer_options: Callable[[int, int], dict[str, Any]] | None = None
+
+
+_members: dict[str, Member] = {}
+
+
+def register(
+    card: Card, options: type, layer_options: Callable[[int, int], dict[str, Any]] | None = None
+) -> Callable[[M], M]:
+    """Class decorator. `layer_options(layer, layers)` gives the options that differ from layer to layer, if any do."""
+
+    def add(make: M) -> M:
+        if card.name in _members:
+            raise ValueError(f"the zoo already has a member named {card.name!r}")
+        _members[card.name] = Member(card, options, make, layer_options)
+        return make
+
+    return add
+
+
+@functools.cache
+def _load() -> None:
+    package = importlib.import_module("lln.zoo.members")
+    for found in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{found.name}")
+
+
+def member(name: str) -> Member:
+    _load()
+    if name not in _members:
+        raise ValueError(f"the zoo has no member {name!r}; it has: {', '.join(names())}")
+    return _members[name]
+
+
+def names() -> list[str]:
+    """The names of all members, sorted."""
+    _load()
+    return sorted(_members)
+
+
+def card(name: str) -> Card:
+    """What the member is and what it supports."""
+    return member(name).card
+
+
+def options(name: str, **given: Any) -> Any:
+    """The member's options with the paper's defaults; names that do not exist are refused with those that do."""
+    kind = member(name).options
+    known = [field.name for field in dataclasses.fields(kind)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        has = f"it has: {', '.join(known)}" if known else "it has none"
+        raise TypeError(f"{name} has no option {', '.join(map(repr, unknown))}; {has}")
+    return kind(**given)
+
+
+def build(name: str, *, embed_dim: int, num_heads: int, max_length: int, **given: Any) -> nn.Module:
+    """A layer x (B, N, E), key_padding_mask (B, N) True where a key counts -> (B, N, E), for N up to `max_length`."""
+    found, chosen = member(name), options(name, **given)
+    shape = Shape(embed_dim, num_heads, max_length)
+    if issubclass(found.make, Mechanism):
+        return MultiHead(found.make(chosen, shape), shape, found.card)
+    return found.make(chosen, shape)
+
+
+def layer_options(name: str, layer: int, layers: int) -> dict[str, Any]:
+    """The options of layer number `layer` of `layers` that the member's paper prescribes, where it mixes two kinds."""
+    chosen = member(name).layer_options
+    return chosen(layer, layers) if chosen is not None else {}
+
+
+def attention(name: str, *, max_length: int | None = None, **given: Any) -> Callable[..., Tensor]:
+    """The member as a function of q (B, H, Nq, D), k (B, H, Nk, D), v (B, H, Nk, Dv) and masks.
+
+    Random features, where a member has them, are drawn at the first call and kept. `max_length` is the longest input
+    (default: the length of the call); it matters to members whose weights depend on it.
+    """
+    found, chosen = member(name), options(name, **given)
+    if found.card.learned or not issubclass(found.make, Mechanism):
+        functions = [n for n in names() if not card(n).learned and issubclass(member(n).make, Mechanism)]
+        raise ValueError(
+            f"{name} has learned weights, so it is not a function of q, k and v: use lln.zoo.build({name!r}, ...). "
+            f"Functions are: {', '.join(functions)}"
+        )
+    made: dict[Any, Mechanism] = {}
+
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        refuse_unsupported(found.card, is_causal, q.shape[2] != k.shape[2])
+        longest = max_length or max(q.shape[2], k.shape[2])
+        key = (q.shape[1], q.shape[3], longest, q.device, q.dtype)
+        if key not in made:
+            made[key] = found.make(chosen, Shape(q.shape[1] * q.shape[3], q.shape[1], longest)).to(q.device, q.dtype)
+        out: Tensor = made[key](q, k, v, key_padding_mask, query_padding_mask, is_causal)
+        return out
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"{found.card.title}: {found.card.equation} ({found.card.reference})"
+    return call
+
+
+def refuse_unsupported(card: Card, is_causal: bool, cross: bool) -> None:
+    """Raise for what the member's mathematics does not allow."""
+    if is_causal and not card.causal:
+        raise ValueError(f"{card.name} has no causal form: an output would depend on later positions")
+    if cross and not card.cross:
+        raise ValueError(f"{card.name} needs queries and keys of one sequence: it has no cross-attention")

@@ -1,0 +1,219 @@
+"""Softmax attention inside blocks of consecutive positions, by torch's own scaled_dot_product_attention.
+
+    out_i = sum_{j in block(i)} softmax_j(scale * q_i . k_j) v_j,      block(i) = floor((i - first) / block_size)
+
+`first` is the sample's first key that counts, or the start of its packed sequence, so that left padding and packing
+change nothing. Where no sample is shifted, blocks are views of the inputs; else every position gets a slot, blocks being
+consecutive slots, and q, k and v are scattered into their slots and the output gathered from them.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lln.checks import check_block_size, check_masks, check_qkv
+from lln.precision import under_autocast
+from lln.state import OpenBlock
+
+
+def block_diagonal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_size: int = 64,
+    scale: float | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of each position to the keys of its block, in time and memory linear in the length.
+
+    q is (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv), Hq a multiple of Hk; the output is (B, Hq, N, Dv). The block size
+    has nothing to do with the head size; the last block may be shorter. `scale` is D**-0.5 by default.
+    `key_padding_mask` (B, N) is True where the key counts. A row without keys gives zeros.
+    """
+    q, k, v = under_autocast(q, k, v)
+    check_inputs(q, k, v, block_size, key_padding_mask, is_causal, cu_seqlens)
+    if cu_seqlens is not None:
+        slots = _packed_slots(cu_seqlens, q.shape[2], block_size)
+    elif key_padding_mask is not None and _any_shift(key_padding_mask):
+        slots = _padded_slots(key_padding_mask, block_size)
+    else:
+        return _aligned_blocks(q, k, v, block_size, scale, key_padding_mask, is_causal)
+    counts = torch.ones_like(slots.index, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+    slotted = (slots.scatter(x) for x in (q, k, v))
+    out = _masked_blocks(*slotted, slots.scatter_mask(counts), block_size, scale, is_causal)
+    return slots.gather(out)
+
+
+def check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    key_padding_mask: Tensor | None,
+    is_causal: bool,
+    cu_seqlens: Tensor | None,
+) -> None:
+    check_block_size(block_size)
+    check_qkv(q, k, v)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"blocks need as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    check_masks(q, k, key_padding_mask, is_causal, cu_seqlens)
+
+
+def continue_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: OpenBlock | None,
+    *,
+    block_size: int,
+    scale: float | None,
+    key_padding_mask: Tensor | None,
+) -> tuple[Tensor, OpenBlock]:
+    """Causal block-diagonal attention of a piece that goes on from `block`, and the block that is open after it."""
+    batch, length = k.shape[0], k.shape[2]
+    counts = key_padding_mask
+    if counts is None:
+        counts = torch.ones(batch, length, dtype=torch.bool, device=k.device)
+    first = torch.where(counts.any(dim=1), counts.int().argmax(dim=1), length)  # (B,)
+    if block is None:
+        block = _empty_block(k, v, block_size)
+    shift = torch.where(block.started, block.filled, -first)
+    slots = Slots.of(torch.arange(length, device=k.device) + shift[:, None], length + block_size - 1, block_size)
+    keys, values = slots.scatter(k, block.keys), slots.scatter(v, block.values)
+    slot_counts = slots.scatter_mask(counts, block.counts)
+    out = _masked_blocks(slots.scatter(q), keys, values, slot_counts, block_size, scale, is_causal=True)
+
+    taken = torch.where(block.started, block.filled + length, length - first)  # slots in use, (B,)
+    newest = taken // block_size * block_size  # where the open block starts, (B,)
+    # An exactly full last block leaves an empty one after it, which may lie beyond the slots: its content is never read.
+    at = (newest[:, None] + torch.arange(block_size, device=k.device)).clamp(max=slots.total - 1)  # (B, block)
+    left = OpenBlock(
+        _gather_rows(keys, at),
+        _gather_rows(values, at),
+        slot_counts.gather(1, at) & (newest < slots.total)[:, None],
+        taken - newest,
+        block.started | (first < length),
+    )
+    return slots.gather(out), left
+
+
+class Slots(NamedTuple):
+    """Where each position goes: blocks are runs of `block_size` consecutive slots."""
+
+    index: Tensor  # (B, N), the slot of each position; `total` for positions that belong to no block
+    total: int
+
+    @staticmethod
+    def of(position: Tensor, most: int, block_size: int) -> "Slots":
+        """Slots for `position` < `most`; negative positions come before the sample's first block."""
+        total = -(-most // block_size) * block_size
+        return Slots(torch.where(position < 0, total, position), total)
+
+    def scatter(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        """(B, H, N, D) to (B, H, total, D); empty slots hold what `before` has there, or zeros."""
+        spread = x.new_zeros(x.shape[0], x.shape[1], self.total + 1, x.shape[3])
+        if before is not None:
+            spread[:, :, : before.shape[2]] = before
+        return spread.scatter(2, self._rows(x), x)[:, :, :-1]
+
+    def scatter_mask(self, counts: Tensor, before: Tensor | None = None) -> Tensor:
+        spread = counts.new_zeros(counts.shape[0], self.total + 1)
+        if before is not None:
+            spread[:, : before.shape[1]] = before
+        return spread.scatter(1, self.index, counts)[:, :-1]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """(B, H, total, D) back to (B, H, N, D), zeros for positions that belong to no block."""
+        return F.pad(x, (0, 0, 0, 1)).gather(2, self._rows(x))
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return self.index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+
+
+def _padded_slots(key_padding_mask: Tensor, block_size: int) -> Slots:
+    length = key_padding_mask.shape[1]
+    first = key_padding_mask.int().argmax(dim=1)
+    position = torch.arange(length, device=key_padding_mask.device) - first[:, None]
+    return Slots.of(position, length, block_size)
+
+
+def _packed_slots(cu_seqlens: Tensor, total: int, block_size: int) -> Slots:
+    """Each sequence starts a new block; at most one block per sequence is ragged, which bounds the slots."""
+    edges = cu_seqlens.to(torch.int64)
+    blocks = (edges.diff() + block_size - 1) // block_size
+    blocks_before = blocks.cumsum(0) - blocks
+    position = torch.arange(total, device=edges.device)
+    sequence = torch.bucketize(position, edges[1:], right=True)
+    slot = position - edges[sequence] + blocks_before[sequence] * block_size
+    return Slots.of(slot[None], total + (edges.shape[0] - 1) * block_size, block_size)
+
+
+def _any_shift(key_padding_mask: Tensor) -> bool:
+    """Whether some sample starts with padding; under compilation that is not known, so it is assumed."""
+    return torch.compiler.is_compiling() or not bool(key_padding_mask[:, 0].all())
+
+
+def _aligned_blocks(
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float | None, counts: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Blocks that start at multiples of the block size: whole ones together, the ragged last one on its own."""
+    length = q.shape[2]
+    whole = length // block_size * block_size
+    parts = []
+    for at, size in ((slice(0, whole), block_size), (slice(whole, length), length - whole)):
+        if at.start == at.stop:
+            continue
+        tensors = (x if (at.start, at.stop) == (0, length) else x[:, :, at] for x in (q, k, v))
+        if counts is None:
+            parts.append(_attend(*tensors, size, scale, None, is_causal))
+        else:
+            parts.append(_masked_blocks(*tensors, counts[:, at], size, scale, is_causal))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _masked_blocks(
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float | None, is_causal: bool
+) -> Tensor:
+    """Attention inside blocks to the keys that count (B, N); the others may hold anything, even NaN."""
+    k, v = (torch.where(counts[:, None, :, None], x, 0.0) for x in (k, v))
+    allowed = counts.unflatten(1, (-1, block_size))[:, :, None, :]  # (B, blocks, 1, keys)
+    if is_causal:
+        allowed = allowed & torch.ones(block_size, block_size, dtype=torch.bool, device=q.device).tril()
+    has_key = allowed.any(dim=-1, keepdim=True)  # (B, blocks, queries or 1, 1)
+    out = _attend(q, k, v, block_size, scale, allowed | ~has_key, is_causal=False)
+    rows = has_key.expand(-1, -1, block_size, -1).flatten(1, 2)[:, None]  # (B, 1, N, 1)
+    return torch.where(rows, out, 0.0)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float | None, allowed: Tensor | None, is_causal: bool
+) -> Tensor:
+    """scaled_dot_product_attention over (batch x blocks, heads, block, D); a view for layouts with heads inside."""
+    blocks = q.shape[2] // block_size
+    folded = (x.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    mask = None if allowed is None else allowed.expand(-1, -1, block_size, -1).flatten(0, 1)[:, None]
+    out = F.scaled_dot_product_attention(
+        *folded, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )  # (B * blocks, Hq, block, Dv)
+    return out.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2, 3)
+
+
+def _empty_block(k: Tensor, v: Tensor, block_size: int) -> OpenBlock:
+    batch, heads = k.shape[:2]
+    return OpenBlock(
+        k.new_zeros(batch, heads, block_size, k.shape[3]),
+        v.new_zeros(batch, heads, block_size, v.shape[3]),
+        torch.zeros(batch, block_size, dtype=torch.bool, device=k.device),
+        torch.zeros(batch, dtype=torch.int64, device=k.device),
+        torch.zeros(batch, dtype=torch.bool, device=k.device),
+    )
+
+
+def _gather_rows(x: Tensor, at: Tensor) -> Tensor:
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])).detach()

@@ -3,18 +3,17 @@
     out_i = sum_{j in block(i)} softmax_j(scale * q_i . k_j) v_j,      block(i) = floor((i - first) / block_size)
 
 `first` is the sample's first key that counts, or the start of its packed sequence, so that left padding and packing
-change nothing. Where no sample is shifted, blocks are views of the inputs; else every position gets a slot, blocks being
-consecutive slots, and q, k and v are scattered into their slots and the output gathered from them.
+change nothing. Where no sample is shifted, blocks are views of the inputs; else positions are moved to slots (`lln.slots`).
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.block_operator import define_block_operator
 from lln.checks import check_block_size, check_masks, check_qkv
 from lln.precision import under_autocast
+from lln.slots import Slots, block_slots
 from lln.state import OpenBlock
 
 
@@ -37,16 +36,9 @@ def block_diagonal_attention(
     """
     q, k, v = under_autocast(q, k, v)
     check_inputs(q, k, v, block_size, key_padding_mask, is_causal, cu_seqlens)
-    if cu_seqlens is not None:
-        slots = _packed_slots(cu_seqlens, q.shape[2], block_size)
-    elif key_padding_mask is not None and _any_shift(key_padding_mask):
-        slots = _padded_slots(key_padding_mask, block_size)
-    else:
-        return _aligned_blocks(q, k, v, block_size, scale, key_padding_mask, is_causal)
-    counts = torch.ones_like(slots.index, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
-    slotted = (slots.scatter(x) for x in (q, k, v))
-    out = _masked_blocks(*slotted, slots.scatter_mask(counts), block_size, scale, is_causal)
-    return slots.gather(out)
+    attend = block_operator if torch.compiler.is_compiling() else _attend_in_blocks
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return attend(q, k, v, key_padding_mask, cu_seqlens, block_size, scale, is_causal)
 
 
 def check_inputs(
@@ -77,6 +69,7 @@ def continue_blocks(
 ) -> tuple[Tensor, OpenBlock]:
     """Causal block-diagonal attention of a piece that goes on from `block`, and the block that is open after it."""
     batch, length = k.shape[0], k.shape[2]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     counts = key_padding_mask
     if counts is None:
         counts = torch.ones(batch, length, dtype=torch.bool, device=k.device)
@@ -103,64 +96,30 @@ def continue_blocks(
     return slots.gather(out), left
 
 
-class Slots(NamedTuple):
-    """Where each position goes: blocks are runs of `block_size` consecutive slots."""
-
-    index: Tensor  # (B, N), the slot of each position; `total` for positions that belong to no block
-    total: int
-
-    @staticmethod
-    def of(position: Tensor, most: int, block_size: int) -> "Slots":
-        """Slots for `position` < `most`; negative positions come before the sample's first block."""
-        total = -(-most // block_size) * block_size
-        return Slots(torch.where(position < 0, total, position), total)
-
-    def scatter(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """(B, H, N, D) to (B, H, total, D); empty slots hold what `before` has there, or zeros."""
-        spread = x.new_zeros(x.shape[0], x.shape[1], self.total + 1, x.shape[3])
-        if before is not None:
-            spread[:, :, : before.shape[2]] = before
-        return spread.scatter(2, self._rows(x), x)[:, :, :-1]
-
-    def scatter_mask(self, counts: Tensor, before: Tensor | None = None) -> Tensor:
-        spread = counts.new_zeros(counts.shape[0], self.total + 1)
-        if before is not None:
-            spread[:, : before.shape[1]] = before
-        return spread.scatter(1, self.index, counts)[:, :-1]
-
-    def gather(self, x: Tensor) -> Tensor:
-        """(B, H, total, D) back to (B, H, N, D), zeros for positions that belong to no block."""
-        return F.pad(x, (0, 0, 0, 1)).gather(2, self._rows(x))
-
-    def _rows(self, x: Tensor) -> Tensor:
-        return self.index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+def _attend_in_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    block_size: int,
+    scale: float,
+    is_causal: bool,
+) -> Tensor:
+    starts_with_padding = key_mask is not None and not bool(key_mask[:, 0].all())
+    if cu_seqlens is None and not starts_with_padding:
+        return _aligned_blocks(q, k, v, block_size, scale, key_mask, is_causal)
+    slots = block_slots(q, key_mask, cu_seqlens, block_size)
+    counts = torch.ones_like(slots.index, dtype=torch.bool) if key_mask is None else key_mask
+    slotted = (slots.scatter(x) for x in (q, k, v))
+    return slots.gather(_masked_blocks(*slotted, slots.scatter_mask(counts), block_size, scale, is_causal))
 
 
-def _padded_slots(key_padding_mask: Tensor, block_size: int) -> Slots:
-    length = key_padding_mask.shape[1]
-    first = key_padding_mask.int().argmax(dim=1)
-    position = torch.arange(length, device=key_padding_mask.device) - first[:, None]
-    return Slots.of(position, length, block_size)
-
-
-def _packed_slots(cu_seqlens: Tensor, total: int, block_size: int) -> Slots:
-    """Each sequence starts a new block; at most one block per sequence is ragged, which bounds the slots."""
-    edges = cu_seqlens.to(torch.int64)
-    blocks = (edges.diff() + block_size - 1) // block_size
-    blocks_before = blocks.cumsum(0) - blocks
-    position = torch.arange(total, device=edges.device)
-    sequence = torch.bucketize(position, edges[1:], right=True)
-    slot = position - edges[sequence] + blocks_before[sequence] * block_size
-    return Slots.of(slot[None], total + (edges.shape[0] - 1) * block_size, block_size)
-
-
-def _any_shift(key_padding_mask: Tensor) -> bool:
-    """Whether some sample starts with padding; under compilation that is not known, so it is assumed."""
-    return torch.compiler.is_compiling() or not bool(key_padding_mask[:, 0].all())
+block_operator = define_block_operator(_attend_in_blocks)
 
 
 def _aligned_blocks(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float | None, counts: Tensor | None, is_causal: bool
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float, counts: Tensor | None, is_causal: bool
 ) -> Tensor:
     """Blocks that start at multiples of the block size: whole ones together, the ragged last one on its own."""
     length = q.shape[2]
@@ -178,7 +137,7 @@ def _aligned_blocks(
 
 
 def _masked_blocks(
-    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float | None, is_causal: bool
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float, is_causal: bool
 ) -> Tensor:
     """Attention inside blocks to the keys that count (B, N); the others may hold anything, even NaN."""
     k, v = (torch.where(counts[:, None, :, None], x, 0.0) for x in (k, v))
@@ -192,16 +151,16 @@ def _masked_blocks(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float | None, allowed: Tensor | None, is_causal: bool
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, scale: float, allowed: Tensor | None, is_causal: bool
 ) -> Tensor:
     """scaled_dot_product_attention over (batch x blocks, heads, block, D); a view for layouts with heads inside."""
-    blocks = q.shape[2] // block_size
+    batch, blocks = q.shape[0], q.shape[2] // block_size
     folded = (x.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    mask = None if allowed is None else allowed.expand(-1, -1, block_size, -1).flatten(0, 1)[:, None]
+    mask = None if allowed is None else allowed.expand(batch, -1, block_size, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(
         *folded, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )  # (B * blocks, Hq, block, Dv)
-    return out.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2, 3)
+    return out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
 
 
 def _empty_block(k: Tensor, v: Tensor, block_size: int) -> OpenBlock:

@@ -26,7 +26,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k must have one head size, got {q.shape[3]} and {k.shape[3]}")
     if k.shape[1] < 1 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"the {q.shape[1]} heads of q must be a multiple of the {k.shape[1]} heads of k and v")
-    if min(q.shape[2], k.shape[2], q.shape[3], v.shape[3]) < 1:
+    if any(size < 1 for size in (q.shape[2], k.shape[2], q.shape[3], v.shape[3])):
         raise ValueError(f"lengths and head sizes must be at least 1, got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}")
 
 

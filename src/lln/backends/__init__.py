@@ -12,6 +12,7 @@ from torch import Tensor
 from lln.backends import chunked, native, oracle
 
 AUTOMATIC = ("native", "chunked")
+_NATIVE_UNAVAILABLE = native.available()  # asked once, so that a compiled graph need not ask
 
 
 def names() -> tuple[str, ...]:
@@ -20,13 +21,13 @@ def names() -> tuple[str, ...]:
 
 def unavailable(name: str) -> str | None:
     """Why a backend cannot be used on this machine, or None when it can."""
-    return native.available() if name == "native" else None
+    return _NATIVE_UNAVAILABLE if name == "native" else None
 
 
 def refusal(name: str, q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Why a backend cannot take these tensors, or None when it can."""
     if name == "native":
-        return native.available() or native.supports(q, k, v)
+        return _NATIVE_UNAVAILABLE or native.supports(q, k, v)
     return None
 
 

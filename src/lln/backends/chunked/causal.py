@@ -137,7 +137,7 @@ def forward(sequence: Sequence, start: Start) -> tuple[Tensor, Tensor, Tensor, T
         assert total is not None
         sequence.grouped(out)[..., tile.span, :] = tile.cut(total)
     state.rescale(state.maximum)
-    return out, state.maximum, state.summed, state.normaliser
+    return out, state.maximum.clone(memory_format=torch.contiguous_format), state.summed, state.normaliser
 
 
 class Trace(NamedTuple):

@@ -1,0 +1,1 @@
+"""Time and memory, side by side, as ratios measured in one run."""

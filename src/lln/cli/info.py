@@ -1,0 +1,60 @@
+"""`lln info`: what is installed, which backends work and why the others do not, and what matching is calibrated for."""
+
+import importlib.metadata
+import platform
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lln import __version__, backends
+from lln.matching import DEFAULT_TARGET, TARGETS, calibrated_range
+
+HEAD_SIZES = (8, 16, 32, 64, 128, 256)
+BEYOND = "below it the narrow limit continues, above it T is clamped; other head sizes are interpolated"
+OPTIONAL = ("transformers", "accelerate", "datasets", "scipy", "pandas", "matplotlib")
+
+
+def info() -> None:
+    """Print versions, backends and the calibrated range of matching."""
+    console = Console()
+    console.print(f"lln-attention {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
+    console.print(f"optional packages: {', '.join(_version_of(name) for name in OPTIONAL)}")
+    threads = f"{torch.get_num_threads()} threads"
+    console.print(f"devices: cpu ({threads})" + "".join(f", {name}" for name in _accelerators()))
+
+    table = Table(title="Backends, in the order they are tried")
+    table.add_column("name")
+    table.add_column("available")
+    for name in backends.names():
+        reason = backends.unavailable(name)
+        note = "yes, on request only: it is the reference" if name == "oracle" else "yes"
+        table.add_row(name, note if reason is None else f"no: {reason}")
+    console.print(table)
+
+    table = Table(title="Matching: calibrated range of T, the variance of softmax's scores", caption=BEYOND)
+    table.add_column("head size", justify="right")
+    for target in TARGETS:
+        table.add_column(f"{target} (default)" if target == DEFAULT_TARGET else target, justify="right")
+    for size in HEAD_SIZES:
+        table.add_row(str(size), *(_range(target, size) for target in TARGETS))
+    console.print(table)
+
+
+def _range(target: str, size: int) -> str:
+    if target == "paper":
+        return "a formula"
+    low, high = calibrated_range(target, size)
+    return f"{low:.3g} - {high:.3g}"
+
+
+def _version_of(name: str) -> str:
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{name} is not installed"
+
+
+def _accelerators() -> list[str]:
+    found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*found, "mps"] if torch.backends.mps.is_available() else found

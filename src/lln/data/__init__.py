@@ -1,0 +1,1 @@
+"""Loaders and generators of data."""

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := $(wildcard src/lln/backends/native/*.cpp src/lln/backends/native/*.h src/lln/backends/native/build.py)
+NATIVE := $(wildcard src/lln/backends/native/csrc/*) src/lln/backends/native/build.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench sweep sanitize calibrate clean

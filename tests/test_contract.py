@@ -1,6 +1,7 @@
 """The contract of the operator. Every backend passes these tests unchanged."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_packed_sequences_equal_a_loop(backend: str, causal: bool) -> None:
     inputs = build(stress_case(causal, batch=1, packed=True, biased=True))
     assert inputs.cu_seqlens is not None and inputs.bias is not None
     packed, edges = run(backend, inputs), inputs.cu_seqlens.tolist()
-    for i, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(edges)):
         part = [x[:, :, start:stop] for x in (inputs.q, inputs.k, inputs.v)]
         scales = [x[i : i + 1] for x in (inputs.alpha, inputs.beta, inputs.bias)]
         alone = run(backend, Inputs(*part, *scales, None, None, causal))

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, block_diagonal_attention, lln_attention, lln_diag_attention
+from lln import (
+    LLNAttention,
+    LLNDiagAttention,
+    LLNEncoderLayer,
+    block_diagonal_attention,
+    lln_attention,
+    lln_diag_attention,
+)
 
 q, k, v = torch.randn(2, 4, 10, 8), torch.randn(2, 2, 10, 8), torch.randn(2, 2, 10, 8)
 functions = pytest.mark.parametrize("function", [lln_attention, lln_diag_attention, block_diagonal_attention])

@@ -96,7 +96,9 @@ def term_sizes(inputs: Inputs, upstream: Tensor) -> dict[str, float]:
     }
 
 
-def assert_as_good(actual: Tensor, plain_result: Tensor, true: Tensor, factor: float, size: float, unit: float, what: str) -> None:
+def assert_as_good(
+    actual: Tensor, plain_result: Tensor, true: Tensor, factor: float, size: float, unit: float, what: str
+) -> None:
     """Last places are those of the inputs' dtype: every gradient goes through the stored output.
 
     Where plain PyTorch overflows its dtype it sets no measure: then only the last places are allowed.

@@ -176,8 +176,8 @@ def _run(
     if not return_state:
         return out, None
     assert maximum is not None and summed is not None and normaliser is not None
-    parts = (x.detach() for x in (maximum, summed, normaliser, alpha, beta))
-    return out, LLNState(*parts)
+    maximum, summed, normaliser, alpha, beta = (x.detach() for x in (maximum, summed, normaliser, alpha, beta))
+    return out, LLNState(maximum, summed, normaliser, alpha, beta)
 
 
 def _check_state_use(

@@ -110,9 +110,9 @@ def _attend_in_blocks(
     if cu_seqlens is None and not starts_with_padding:
         return _aligned_blocks(q, k, v, block_size, scale, key_mask, is_causal)
     slots = block_slots(q, key_mask, cu_seqlens, block_size)
-    counts = torch.ones_like(slots.index, dtype=torch.bool) if key_mask is None else key_mask
-    slotted = (slots.scatter(x) for x in (q, k, v))
-    return slots.gather(_masked_blocks(*slotted, slots.scatter_mask(counts), block_size, scale, is_causal))
+    counts = torch.ones_like(slots.slot, dtype=torch.bool) if key_mask is None else key_mask
+    q, k, v = (slots.scatter(x) for x in (q, k, v))
+    return slots.gather(_masked_blocks(q, k, v, slots.scatter_mask(counts), block_size, scale, is_causal))
 
 
 block_operator = define_block_operator(_attend_in_blocks)
@@ -128,11 +128,11 @@ def _aligned_blocks(
     for at, size in ((slice(0, whole), block_size), (slice(whole, length), length - whole)):
         if at.start == at.stop:
             continue
-        tensors = (x if (at.start, at.stop) == (0, length) else x[:, :, at] for x in (q, k, v))
+        some_q, some_k, some_v = (x if (at.start, at.stop) == (0, length) else x[:, :, at] for x in (q, k, v))
         if counts is None:
-            parts.append(_attend(*tensors, size, scale, None, is_causal))
+            parts.append(_attend(some_q, some_k, some_v, size, scale, None, is_causal))
         else:
-            parts.append(_masked_blocks(*tensors, counts[:, at], size, scale, is_causal))
+            parts.append(_masked_blocks(some_q, some_k, some_v, counts[:, at], size, scale, is_causal))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -155,10 +155,11 @@ def _attend(
 ) -> Tensor:
     """scaled_dot_product_attention over (batch x blocks, heads, block, D); a view for layouts with heads inside."""
     batch, blocks = q.shape[0], q.shape[2] // block_size
-    folded = (x.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    q, k, v = (x.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     mask = None if allowed is None else allowed.expand(batch, -1, block_size, -1).flatten(0, 1)[:, None]
     out = F.scaled_dot_product_attention(
-        *folded, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
     )  # (B * blocks, Hq, block, Dv)
     return out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
 

@@ -83,7 +83,7 @@ def _gradients(
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     slots = block_slots(q, key_mask, cu_seqlens, block_size)
-    counts = torch.ones_like(slots.index, dtype=torch.bool) if key_mask is None else key_mask
+    counts = torch.ones_like(slots.slot, dtype=torch.bool) if key_mask is None else key_mask
     k, v = (torch.where(counts[:, None, :, None], x, 0.0) for x in (k, v))
     key_heads = k.shape[1]
 
@@ -92,15 +92,15 @@ def _gradients(
         slotted = slots.scatter(x).to(compute_dtype(x.dtype))
         return slotted.unflatten(2, (-1, block_size)).unflatten(1, (key_heads, -1))
 
-    inputs = [blocks(x) for x in (q, k, v, grad, out)]
+    blocked = [blocks(x) for x in (q, k, v, grad, out)]
     allowed = slots.scatter_mask(counts).unflatten(1, (-1, block_size))[:, None, None, :, None]  # keys that count
     if is_causal:
         allowed = allowed & torch.ones(block_size, block_size, dtype=torch.bool, device=q.device).tril()
-    gradients = [torch.empty_like(x) for x in inputs[:3]]
-    for start in range(0, inputs[0].shape[3], BLOCKS_AT_ONCE):
+    gradients = [torch.empty_like(x) for x in blocked[:3]]
+    for start in range(0, blocked[0].shape[3], BLOCKS_AT_ONCE):
         at = slice(start, start + BLOCKS_AT_ONCE)
-        parts = (x[:, :, :, at] for x in inputs)
-        for whole, part in zip(gradients, _inside_blocks(*parts, allowed[:, :, :, at], scale), strict=True):
+        parts = [x[:, :, :, at] for x in blocked]
+        for whole, part in zip(gradients, _inside_blocks(parts, allowed[:, :, :, at], scale), strict=True):
             whole[:, :, :, at] = part
     return tuple(  # type: ignore[return-value]
         empty_output(x, x.shape[-1]).copy_(slots.gather(dx.flatten(3, 4).flatten(1, 2)))
@@ -108,9 +108,8 @@ def _gradients(
     )
 
 
-def _inside_blocks(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, allowed: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _inside_blocks(parts: list[Tensor], allowed: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, grad, out = parts
     scores = scale * (q @ k.mT)  # (B, Hk, groups, blocks, block, block)
     weights = masked_softmax(scores, allowed.expand_as(scores))
     dscores = weights * (grad @ v.mT - (grad * out).sum(dim=-1, keepdim=True))

@@ -1,5 +1,7 @@
 """Wrong input raises at once, in the user's words, with what was given and what would fit."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -75,7 +77,7 @@ def _check_cu_seqlens(q: Tensor, k: Tensor, cu_seqlens: Tensor) -> None:
     if torch.compiler.is_compiling():  # reading the boundaries would break the graph
         return
     edges = cu_seqlens.tolist()
-    if edges[0] != 0 or edges[-1] != k.shape[2] or any(b < a for a, b in zip(edges, edges[1:], strict=False)):
+    if edges[0] != 0 or edges[-1] != k.shape[2] or any(b < a for a, b in pairwise(edges)):
         raise ValueError(f"cu_seqlens must rise from 0 to the total length {k.shape[2]}, got {edges}")
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lln.attention import lln_attention, lln_diag_attention
-from lln.backends.operator import compute_dtype
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.moment_matcher import MomentMatcher
 from lln.state import LLNState
@@ -239,7 +238,7 @@ class LLNEncoderLayer(nn.Module):
         kinds = {"lln": LLNAttention, "lln_diag": LLNDiagAttention}
         if attention not in kinds:
             raise ValueError(f"unknown attention {attention!r}; there are {', '.join(map(repr, kinds))}")
-        activations = {"relu": F.relu, "gelu": F.gelu}
+        activations: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
         if isinstance(activation, str) and activation not in activations:
             raise ValueError(f"activation must be 'relu', 'gelu' or a function, got {activation!r}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}

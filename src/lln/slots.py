@@ -14,7 +14,7 @@ from torch import Tensor
 class Slots(NamedTuple):
     """Where each position goes: blocks are runs of `block_size` consecutive slots."""
 
-    index: Tensor  # (B, N), the slot of each position; `total` for positions that belong to no block
+    slot: Tensor  # (B, N), where each position goes; `total` for positions that belong to no block
     total: int
 
     @staticmethod
@@ -34,14 +34,14 @@ class Slots(NamedTuple):
         spread = counts.new_zeros(counts.shape[0], self.total + 1)
         if before is not None:
             spread[:, : before.shape[1]] = before
-        return spread.scatter(1, self.index, counts)[:, :-1]
+        return spread.scatter(1, self.slot, counts)[:, :-1]
 
     def gather(self, x: Tensor) -> Tensor:
         """(B, H, total, D) back to (B, H, N, D), zeros for positions that belong to no block."""
         return F.pad(x, (0, 0, 0, 1)).gather(2, self._rows(x))
 
     def _rows(self, x: Tensor) -> Tensor:
-        return self.index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+        return self.slot[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
 
 
 def block_slots(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, block_size: int) -> Slots:

@@ -112,4 +112,8 @@ class LLNState:
 
 
 def _made_by(block_size: int | None) -> str:
-    return "by lln_attention, without blocks" if block_size is None else f"by lln_diag_attention with block size {block_size}"
+    return (
+        "by lln_attention, without blocks"
+        if block_size is None
+        else f"by lln_diag_attention with block size {block_size}"
+    )

@@ -175,7 +175,9 @@ def _make_batching_rule(run: Callable[..., tuple[Tensor, ...]], outputs: int) ->
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         if any(isinstance(a, Tensor) and a.dtype == torch.int64 for a in args):
-            raise RuntimeError("vmap over packed sequences (cu_seqlens) is not supported: pack the vmapped samples instead")
+            raise RuntimeError(
+                "vmap over packed sequences (cu_seqlens) is not supported: pack the vmapped samples instead"
+            )
         size = info.batch_size
         folded = []
         for arg, dim in zip(args, in_dims, strict=True):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lln.attention import lln_attention
 from lln.bench.memory import peak_extra_bytes
-from lln.bench.timing import interleaved
+from lln.bench.timing import Timing, interleaved
 
 ALPHA = BETA = 2.0
 
@@ -58,20 +58,20 @@ def against_eager(plan: Plan, on_progress: Callable[[str], None]) -> dict[str, A
     shape = (plan.heads, plan.length, plan.head_dim)
     on_progress(f"time at N = {plan.length:,}")
     timings = interleaved({name: step(name, *shape) for name in METHODS}, repeats=plan.repeats)
-    rows = {}
+    rows: dict[str, tuple[Timing, int]] = {}
     for name, timing in timings.items():
         on_progress(f"memory of {name}")
-        rows[name] = {"seconds": timing.median, "quartiles": timing.quartiles, "bytes": peak_extra_bytes(step, name, *shape)}
-    first = rows["plain eager"]
+        rows[name] = (timing, peak_extra_bytes(step, name, *shape))
+    first_timing, first_bytes = rows["plain eager"]
     methods = {
         name: {
-            "seconds": row["seconds"],
-            "quartiles": row["quartiles"],
-            "time_ratio": row["seconds"] / first["seconds"],
-            "megabytes": row["bytes"] / 1e6,
-            "memory_ratio": row["bytes"] / first["bytes"],
+            "seconds": timing.median,
+            "quartiles": timing.quartiles,
+            "time_ratio": timing.median / first_timing.median,
+            "megabytes": size / 1e6,
+            "memory_ratio": size / first_bytes,
         }
-        for name, row in rows.items()
+        for name, (timing, size) in rows.items()
     }
     return {"length": plan.length, "heads": plan.heads, "head_dim": plan.head_dim, "methods": methods}
 

@@ -14,7 +14,9 @@ from lln.results import write_result
 
 def operator(
     out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("runs/bench"),
-    longest: Annotated[int, typer.Option(min=1024, help="Longest sequence for the growth of time (one head).")] = 262_144,
+    longest: Annotated[
+        int, typer.Option(min=1024, help="Longest sequence for the growth of time (one head).")
+    ] = 262_144,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 7,
 ) -> None:
     """Forward + backward at B=1, H=12, D=64, N=16,384 against plain eager PyTorch, and time against the length."""
@@ -35,7 +37,9 @@ def operator(
         )  # fmt: skip
     console.print(table)
     growth = result["growth"]
-    table = Table(title="Time against the length, one head of 64, forward + backward: exponent of N from one length to the next")
+    table = Table(
+        title="Time against the length, one head of 64, forward + backward: exponent of N from one length to the next"
+    )
     table.add_column("length", justify="right")
     for name in growth["seconds"]:
         table.add_column(name, justify="right")

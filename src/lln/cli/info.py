@@ -56,5 +56,7 @@ def _version_of(name: str) -> str:
 
 
 def _accelerators() -> list[str]:
-    found = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    found = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return [*found, "mps"] if torch.backends.mps.is_available() else found

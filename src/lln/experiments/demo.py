@@ -79,8 +79,11 @@ class Encoder(nn.Module):
         """Mean over layers, samples and heads: eq. 5 for softmax, eq. 11 for LLN with the line fitted at this head size."""
         seen: list[Tensor] = []
         hooks = [
-            layer.attention.register_forward_hook(lambda module, inputs, _: seen.append(_measure(module, inputs[0], line)))
+            layer.attention.register_forward_hook(
+                lambda module, inputs, _: seen.append(_measure(module, inputs[0], line))
+            )
             for layer in self.layers
+            if isinstance(layer, Layer)
         ]
         self(tokens)
         for hook in hooks:

@@ -55,7 +55,9 @@ def _plot_training(result: dict[str, Any], path: Path) -> Path:
         smooth = [sum(loss[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(loss))]
         axes.plot(loss, color=COLOURS[name], alpha=0.2, linewidth=0.8)
         axes.plot(smooth, color=COLOURS[name], label=TITLES[name], linewidth=1.8)
-    axes.set(xlabel="step", ylabel="loss (nats per masked byte)", title="Masked bytes of the standard library's sources")
+    axes.set(
+        xlabel="step", ylabel="loss (nats per masked byte)", title="Masked bytes of the standard library's sources"
+    )
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     return _save(figure, path)
@@ -65,7 +67,9 @@ def _plot_times(result: dict[str, Any], path: Path) -> Path:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for name in METHODS:
         times = result["times"][name]
-        axes.loglog([int(n) for n in times], [1e3 * t for t in times.values()], "o-", color=COLOURS[name], label=TITLES[name])
+        axes.loglog(
+            [int(n) for n in times], [1e3 * t for t in times.values()], "o-", color=COLOURS[name], label=TITLES[name]
+        )
     axes.set(xlabel="sequence length", ylabel="milliseconds", title="Attention, forward + backward (2 heads of 64)")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3, which="both")

@@ -1,4 +1,6 @@
-"""LLN attention in plain torch on any device: linear time, features of one tile at a time, recomputed in the backward pass."""
+"""LLN attention in plain torch on any device: linear time, one tile's features at a time, recomputed for backward."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -84,8 +86,7 @@ def _sequence(
 def _bounds(cu_seqlens: Tensor) -> list[tuple[int, slice]]:
     """The packed sequences that hold a token, with their positions."""
     edges = cu_seqlens.tolist()
-    pairs = zip(edges[:-1], edges[1:], strict=True)
-    return [(index, slice(start, stop)) for index, (start, stop) in enumerate(pairs) if stop > start]
+    return [(i, slice(start, stop)) for i, (start, stop) in enumerate(pairwise(edges)) if stop > start]
 
 
 def _packed_forward(
@@ -128,10 +129,11 @@ def _packed_backward(
     by_sequence = [torch.zeros_like(x) for x in (alpha, beta, alpha)]
     for i, at in _bounds(cu_seqlens):
         one = slice(i, i + 1)
+        maximum, summed, normaliser = (x[one] for x in state)
         gradients = backward(
             grad[:, :, at], out[:, :, at], q[:, :, at], k[:, :, at], v[:, :, at],
             alpha[one], beta[one], None if bias is None else bias[one],
-            None, None, None, None, None, *(x[one] for x in state), is_causal, True,
+            None, None, None, None, None, maximum, summed, normaliser, is_causal, True,
         )  # fmt: skip
         for whole, part in zip(by_position, gradients[:3], strict=True):
             whole[:, :, at] = part

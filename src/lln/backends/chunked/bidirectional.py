@@ -126,9 +126,7 @@ def _denominator(f: Tensor, normaliser: Tensor) -> Tensor:
     return torch.where(denominator == 0, 1.0, denominator)  # no key counts: the row's numerator is 0 too
 
 
-def _key_features(
-    k: Tensor, beta: Tensor, shift: Tensor, counts: Tensor | None, span: slice, tile: int
-) -> Tensor:
+def _key_features(k: Tensor, beta: Tensor, shift: Tensor, counts: Tensor | None, span: slice, tile: int) -> Tensor:
     b = exponents(keep(read(k, span, tile, beta.dtype), counts), beta, counts)
     return b.sub_(shift[:, :, None]).exp_()
 

@@ -191,9 +191,7 @@ def _query_gradients(
     return dq, dscale.flatten(1, 2), doffset.flatten(1, 2), traces
 
 
-def _key_gradients(
-    grad: Tensor, out: Tensor, sequence: Sequence, traces: list[Trace]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _key_gradients(grad: Tensor, out: Tensor, sequence: Sequence, traces: list[Trace]) -> tuple[Tensor, Tensor, Tensor]:
     """In reverse, with U_j = sum_{i >= j} f_i t_i^T and y_j = sum_{i >= j} f_i delta_i relative to the segment's reference:
 
     db_j = g_j * (U_j v_j - y_j),    dv_j = U_j^T g_j

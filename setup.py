@@ -1,0 +1,41 @@
+"""The build of the native kernel; everything else about the package is in pyproject.toml.
+
+The kernel is a plain shared library, tied to no version of Python or torch, so the wheel is py3-none-<platform>. Where it
+cannot be compiled the package installs all the same, and `lln info` says that the slower backend is in use.
+"""
+
+import runpy
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+NATIVE = "lln.backends.native"
+recipe = runpy.run_path(str(Path(__file__).parent / "src" / Path(*NATIVE.split(".")) / "build.py"))
+
+
+class BuildKernel(build_ext):
+    """Compiles the library by the package's own recipe, to where the package looks for it."""
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        return str(Path(*ext_name.split(".")).with_name(recipe["LIBRARY"]))
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            recipe["build"](Path(self.get_ext_fullpath(ext.name)).parent)
+        except recipe["BuildError"] as error:
+            self.warn(f"the native CPU kernel was not built, the slower pure PyTorch backend will be used: {error}")
+
+
+class PlatformWheel(bdist_wheel):
+    """One wheel for every Python on a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[Extension(f"{NATIVE}._kernel", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildKernel, "bdist_wheel": PlatformWheel},
+)

@@ -1,0 +1,66 @@
+"""Find and open the compiled library, and choose the instruction set.
+
+Environment: LLN_NATIVE_ISA picks an instruction set by name (portable, avx2, avx512) instead of the best one this machine
+has; LLN_NATIVE_LIBRARY opens another build of the library, e.g. one with sanitizers.
+"""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+LIBRARY = Path(__file__).with_name("_kernel.so")  # where `build.py` puts it
+# The number of 64-bit words in the argument blocks of `csrc/problem.h`, as `arguments.py` fills them.
+PROBLEM_WORDS = 67
+MOMENTS_WORDS = 18
+
+
+class UnusableError(RuntimeError):
+    """The native backend cannot run here; the message says why and what would help."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The opened library: its functions, and the instruction sets this machine can run, worst to best."""
+
+    forward: Any
+    backward: Any
+    moments: Any
+    usable: dict[str, int]
+
+    def isa(self) -> int:
+        """The number of the instruction set to use for a call made now."""
+        wanted = os.environ.get("LLN_NATIVE_ISA")
+        if not wanted:
+            return max(self.usable.values())
+        if wanted not in self.usable:
+            raise UnusableError(f"LLN_NATIVE_ISA={wanted!r} cannot run on this machine, which has: {', '.join(self.usable)}")
+        return self.usable[wanted]
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """Open the library once; raises `UnusableError` when there is none or it is of another version."""
+    path = Path(os.environ.get("LLN_NATIVE_LIBRARY") or LIBRARY)
+    if not path.exists():
+        raise UnusableError(
+            "the native kernel is not compiled: install a C++ compiler and reinstall, or run `python -m lln.backends.native.build`"
+        )
+    try:
+        opened = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnusableError(f"the native kernel does not load: {error}") from error
+    try:
+        words = opened.lln_problem_words(), opened.lln_moments_words()
+    except AttributeError as error:
+        raise UnusableError(f"{path.name} is not the native kernel: {error}") from error
+    if words != (PROBLEM_WORDS, MOMENTS_WORDS):
+        raise UnusableError("the native kernel is of another version: run `python -m lln.backends.native.build`")
+    opened.lln_kernel_name.restype = ctypes.c_char_p
+    usable = {opened.lln_kernel_name(i).decode(): i for i in range(opened.lln_kernel_count()) if opened.lln_kernel_usable(i)}
+    for function in (opened.lln_forward, opened.lln_backward, opened.lln_moments):
+        function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+        function.restype = None
+    return Library(opened.lln_forward, opened.lln_backward, opened.lln_moments, usable)

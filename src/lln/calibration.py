@@ -1,9 +1,9 @@
-"""Monte Carlo calibration of moment matching: how concentrated softmax and LLN attention are, measured, and the inverse.
+"""Monte Carlo calibration of moment matching: how concentrated softmax and LLN attention are, and the inverse.
 
 For Gaussian q and k of unit variance, head size d and N keys, four curves are measured in float64:
 
-    softmax, against T:                    log P_ij = sqrt(T/d) q_i.k_j - log Z_i                                  (eq. 2)
-    LLN, against s (alpha = beta = sqrt(s/2)):  log P_ij = log sum_l exp(alpha q_il + beta k_jl) - log Z_i         (eq. 9)
+    softmax over T:  log P_ij = sqrt(T/d) q_i.k_j - log Z_i                                                  (eq. 2)
+    LLN over s:      log P_ij = log sum_l exp(alpha q_il + beta k_jl) - log Z_i,  alpha = beta = sqrt(s/2)   (eq. 9)
 
     deficit  = mean over rows of sum_j P_ij ln(N P_ij)        log N minus the entropy; the target "entropy"
     variance = variance of ln P_ij over all entries           the target "variance"
@@ -11,7 +11,8 @@ For Gaussian q and k of unit variance, head size d and N keys, four curves are m
 and s(T) is where LLN's deficit (or variance) equals softmax's. The deficit itself is accumulated, not log N - H, whose
 difference would vanish for narrow inputs. Both attentions see the same q and k, which cancels part of the noise.
 
-Quadrupling s doubles alpha and beta, which squares every feature: so exponentials are needed only once per factor of four.
+Quadrupling s doubles alpha and beta, which squares every feature: so exponentials are needed only once per factor of
+four.
 """
 
 from dataclasses import dataclass
@@ -25,18 +26,19 @@ from torch import Tensor
 
 HEAD_DIMS = (8, 16, 32, 64, 128, 256)
 LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
-LOG2_T = numpy.arange(-14.0, 6.01, 0.5)
-LOG2_S = numpy.arange(-7.0, 10.51, 0.5)
-CHAIN = 4  # half octaves between a feature and its square
+LOG2_T = numpy.arange(-14.0, 6.1)  # measured in octaves: the curves are smooth, and a cubic fills in the rest
+LOG2_S = numpy.arange(-11.0, 11.1)
+STORED_LOG2_T = numpy.arange(-14.0, 6.1, 0.25)
+CHAIN = 2  # octaves between a feature and its square
 _ENTRIES = 1 << 18  # of P, measured per seed
-_KEYS_AT_A_TIME = 2048
+_FEATURES_AT_A_TIME = 1 << 19
 
 Array = NDArray[numpy.float64]
 
 
 @dataclass
 class Curves:
-    """Mean over rows and matrices of the deficit (nats) and the variance of log P, for softmax over T and LLN over s."""
+    """Deficit (nats) and variance of log P, averaged over rows and matrices: softmax over T, LLN over s."""
 
     softmax_deficit: Array
     softmax_variance: Array
@@ -46,14 +48,14 @@ class Curves:
 
 def rows_and_matrices(length: int) -> tuple[int, int]:
     """How many rows of P are measured, and in how many independent matrices, per seed."""
-    rows = max(8, min(length, 256, _ENTRIES // length))
-    return rows, max(1, 4096 // (rows * length))
+    rows = max(16, min(length, 256, _ENTRIES // length))
+    return rows, max(1, (1 << 16) // (rows * length))
 
 
 def measure(
     head_dim: int, length: int, seed: int, log2_t: Array = LOG2_T, log2_s: Array = LOG2_S, rows: int | None = None
 ) -> Curves:
-    """The four curves of one seed. Grids go in half octaves."""
+    """The four curves of one seed. Grids go in octaves."""
     default_rows, matrices = rows_and_matrices(length)
     rows = default_rows if rows is None else min(rows, length)
     generator = torch.Generator().manual_seed(seed)
@@ -92,6 +94,7 @@ def _softmax_curves(q: Tensor, k: Tensor, log2_t: Array) -> tuple[Array, Array]:
 
 def _lln_curves(q: Tensor, k: Tensor, log2_s: Array) -> tuple[Array, Array]:
     length = k.shape[1]
+    keys_at_a_time = max(2048, min(8192, _FEATURES_AT_A_TIME // k.shape[2]))
     peak = k.amax(dim=1, keepdim=True)  # c_l: every key feature is in (0, 1]
     query = q + peak
     query = query - query.amax(dim=-1, keepdim=True)  # and so is every query feature; the largest of a row is 1
@@ -100,8 +103,8 @@ def _lln_curves(q: Tensor, k: Tensor, log2_s: Array) -> tuple[Array, Array]:
         steps = range(link, len(log2_s), CHAIN)
         alpha = (2.0 ** log2_s[link] / 2) ** 0.5
         sums = q.new_zeros(len(steps), 4, *q.shape[:2])  # z, sum s log s, sum log s, sum log^2 s
-        for start in range(0, length, _KEYS_AT_A_TIME):
-            key_features = (alpha * (k[:, start : start + _KEYS_AT_A_TIME] - peak)).exp_()
+        for start in range(0, length, keys_at_a_time):
+            key_features = (alpha * (k[:, start : start + keys_at_a_time] - peak)).exp_()
             query_features = (alpha * query).exp()
             for step in range(len(steps)):
                 kernel = query_features @ key_features.transpose(1, 2)  # (matrices, rows, keys)
@@ -131,14 +134,15 @@ def average(head_dim: int, length: int, seeds: list[int]) -> Curves:
     return Curves(*(numpy.mean([getattr(c, name) for c in curves], axis=0) for name in Curves.__annotations__))
 
 
-def invert(curves: Curves, target: str, length: int, log2_t: Array = LOG2_T, log2_s: Array = LOG2_S) -> tuple[Array, Array]:
-    """log2(s/T) on the grid of T, and which points were reached; the others keep the last s that was."""
+def invert(curves: Curves, target: str, length: int, log2_t: Array = STORED_LOG2_T) -> tuple[Array, Array]:
+    """log2(s/T) at log2_t, and which points were reached; the others keep the last s that was."""
     if target == "entropy":
         wanted, measured = (_log_odds(c, length) for c in (curves.softmax_deficit, curves.lln_deficit))
     else:
         wanted, measured = numpy.log(curves.softmax_variance), numpy.log(curves.lln_variance)
+    wanted = monotone_cubic(LOG2_T, wanted, log2_t)
     rising = numpy.concatenate([[True], numpy.diff(numpy.maximum.accumulate(measured)) > 0])
-    log2_found = monotone_cubic(measured[rising], log2_s[rising], wanted)
+    log2_found = monotone_cubic(measured[rising], LOG2_S[rising], wanted)
     reached = (wanted >= measured[rising][0]) & (wanted <= measured[rising][-1])
     return numpy.maximum.accumulate(log2_found) - log2_t, reached
 
@@ -178,21 +182,25 @@ def assemble(cells: dict[tuple[int, int], Curves], seeds: list[int], provenance:
         ratio[target] = [[numpy.round(inverse[d, n][0], 5).tolist() for n in lengths] for d in head_dims]
         calibrated[target] = []
         for d in head_dims:
-            reached = LOG2_T[numpy.all([inverse[d, n][1] for n in lengths], axis=0)]
+            reached = STORED_LOG2_T[numpy.all([inverse[d, n][1] for n in lengths], axis=0)]
             calibrated[target].append([float(2.0 ** reached[0]), float(2.0 ** reached[-1])])
-    log2_lengths = numpy.log2(lengths)
     return {
-        "what": "log2(s/T) over head sizes, lengths and T: sigma~^2 = s at which LLN attention has softmax's concentration",
+        "what": "log2(s/T) over head sizes, lengths and T: s = sigma~^2 at which LLN has softmax's concentration",
         "provenance": provenance,
         "seeds": [min(seeds), max(seeds)],
         "rows_and_matrices_per_seed": {str(n): rows_and_matrices(n) for n in lengths},
-        "log2_s": {"first": LOG2_S[0], "step": 0.5, "points": len(LOG2_S)},
+        "measured_log2_s": _grid(LOG2_S),
+        "measured_log2_t": _grid(LOG2_T),
         "head_dims": head_dims,
-        "log2_length": {"first": log2_lengths[0], "step": log2_lengths[1] - log2_lengths[0], "points": len(lengths)},
-        "log2_t": {"first": LOG2_T[0], "step": 0.5, "points": len(LOG2_T)},
+        "log2_length": _grid(numpy.log2(lengths)),
+        "log2_t": _grid(STORED_LOG2_T),
         "calibrated_t": calibrated,
         "log2_ratio": ratio,
     }
+
+
+def _grid(points: Array) -> dict[str, float]:
+    return {"first": float(points[0]), "step": float(points[1] - points[0]), "points": len(points)}
 
 
 def fit_line(
@@ -211,9 +219,7 @@ def fit_line(
     if not 0 < low < high:
         raise ValueError(f"s_range must be (low, high) with 0 < low < high, got {s_range}")
     spaced = numpy.linspace(low, high, points)
-    first = numpy.floor(2 * numpy.log2(low)) / 2
-    last = max(numpy.ceil(2 * numpy.log2(high)) / 2, first + 1.5)  # at least one link of each chain
-    log2_s = numpy.arange(first, last + 0.01, 0.5)
+    log2_s = numpy.arange(numpy.floor(numpy.log2(low)), numpy.ceil(numpy.log2(high)) + 0.1)
     curve = numpy.mean(
         [measure(head_dim, length, seed, LOG2_T[:CHAIN], log2_s).lln_variance for seed in range(seeds)], axis=0
     )

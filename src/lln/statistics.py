@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_PIECE_ELEMENTS = 1 << 20  # 8 MB of float64 at a time
+_PIECE_ELEMENTS = 1 << 17  # 1 MB of float64 at a time: it stays in the cache
 
 
 class Moments(NamedTuple):
     """Sums over the positions that count, per sample (or packed sequence) S."""
 
-    count: Tensor  # (S,)
+    count: Tensor  # type: ignore[assignment]  # (S,); hides tuple.count, which nobody needs here
     total: Tensor  # (S, H, D)
     squares: Tensor  # (S, H, D)
 
@@ -87,7 +87,8 @@ def statistics_of(
     """Means and variances of q (B, Hq, Nq, D) and k (B, Hk, Nk, D), per sample and key head.
 
     key_padding_mask (B, Nk) says which keys count. With Nq = Nk queries and keys are the same tokens, so it says which
-    queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the result.
+    queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the
+    result.
     """
     measure = moments if detach else differentiable_moments
     query_mask = key_padding_mask if q.shape[2] == k.shape[2] else None
@@ -120,7 +121,9 @@ def _share_query_heads(m: Moments, key_heads: int) -> Moments:
 def _pool(m: Moments) -> Moments:
     """One sample and one head that stand for all."""
     heads = m.total.shape[1]
-    return Moments(m.count.sum()[None] * heads, m.total.sum(dim=(0, 1))[None, None], m.squares.sum(dim=(0, 1))[None, None])
+    return Moments(
+        m.count.sum()[None] * heads, m.total.sum(dim=(0, 1))[None, None], m.squares.sum(dim=(0, 1))[None, None]
+    )
 
 
 def _about_scalar_mean(m: Moments, ddof: int) -> tuple[Tensor, Tensor]:
@@ -151,12 +154,16 @@ def _counts(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Te
 
 @cache
 def _native_moments() -> Callable[..., Any] | None:
-    """The C++ kernel's moments, where it is built; it has the signature of `moments`."""
+    """The C++ kernel's moments, where it is built and sums in float64; it has the signature of `moments`."""
     try:
         from lln.backends import native
     except ImportError:
         return None
-    return getattr(native, "moments", None) if native.available() is None else None
+    if native.available() is not None:
+        return None
+    # float32 partial sums would lose the variance of values far from zero, and overflow where squares do
+    squares = native.moments(torch.full((1, 1, 2, 1), 1e30))[2]
+    return native.moments if bool(squares.isfinite().all()) else None
 
 
 @torch.library.custom_op("lln::moments", mutates_args=())
@@ -181,7 +188,7 @@ def _moments_in_pieces(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | 
         piece = _without_padding(x[:, :, start : start + step].to(dtype), mask)  # (B, H, step, D)
         if segment is None:
             total += piece.sum(dim=2)
-            squares += piece.square_().sum(dim=2) if piece.dtype != x.dtype else piece.square().sum(dim=2)
+            squares += piece.square().sum(dim=2)
         else:
             rows = piece[0].transpose(0, 1)  # (step, H, D)
             total.index_add_(0, segment[start : start + step], rows)

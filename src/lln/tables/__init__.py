@@ -1,10 +1,10 @@
 """The calibrated table of moment matching: sigma~^2 as a function of target, head size, number of keys and T.
 
-    s = sigma~^2 = alpha^2 sigma_q^2 + beta^2 sigma_k^2,    T = scale^2 d sigma_q^2 sigma_k^2   (= sigma_q^2 sigma_k^2 by default)
+    s = sigma~^2 = alpha^2 sigma_q^2 + beta^2 sigma_k^2,    T = scale^2 d sigma_q^2 sigma_k^2
 
-What is stored and interpolated is r = s / T, as log2 r over uniform grids of log2 T and log2 N: for narrow inputs r tends to
-the constant 2d, so the limit T -> 0 is exact and nothing is divided by a variance. Below the grid r stays what it is at its
-edge; above it s does. `lln calibrate` writes the table (`lln.calibration`).
+What is stored and interpolated is r = s / T, as log2 r over uniform grids of log2 T and log2 N: for narrow inputs r
+tends to the constant 2d, so the limit T -> 0 is exact and nothing is divided by a variance. Below the grid r stays
+what it is at its edge; above it s does. `lln calibrate` writes the table (`lln.calibration`).
 """
 
 import json

@@ -1,7 +1,5 @@
 """One thread a worker: two workers fill two cores, and results do not depend on how many there are."""
 
-import os
-
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -11,8 +9,7 @@ settings.load_profile("ordinary")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

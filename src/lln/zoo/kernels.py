@@ -1,7 +1,8 @@
-"""Attention with features, in linear time, shared by every member of the form out_i = sum_j f(q_i).g(k_j) v_j / normaliser.
+"""Attention with features, in linear time, shared by every member of the form out_i = sum_j f(q_i).g(k_j) v_j /
+normaliser.
 
-Bidirectional: F (G^T V), O(N M Dv). Causal: chunks of 128; inside a chunk the masked product, between chunks the running sum,
-so that memory stays linear and nothing depends on a later key.
+Bidirectional: F (G^T V), O(N M Dv). Causal: chunks of 128; inside a chunk the masked product, between chunks the
+running sum, so that memory stays linear and nothing depends on a later key.
 """
 
 import torch

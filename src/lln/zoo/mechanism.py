@@ -1,8 +1,8 @@
 """What a member has to supply, and what it need not care about.
 
-A member is a function of q, k and v, with or without weights. This base class checks the arguments, makes padding harmless
-(whatever stands there, NaN included, is replaced by zeros), lines samples up at their first key that counts where the
-member counts positions, and computes in float32 at least.
+A member is a function of q, k and v, with or without weights. This base class checks the arguments, makes padding
+harmless (whatever stands there, NaN included, is replaced by zeros), lines samples up at their first key that counts
+where the member counts positions, and computes in float32 at least.
 """
 
 from contextlib import nullcontext
@@ -40,7 +40,8 @@ class Mechanism(nn.Module):
 
     anchored: ClassVar[bool] = False  # positions count from the first key that counts (blocks, learned positions)
     upcast: ClassVar[bool] = True  # half precision is computed in float32
-    needs_inputs: ClassVar[bool] = False  # `attend` also takes the layer's input x (B, N, E)
+    shared_qk: ClassVar[bool] = False  # the keys are made from the queries: no projection of its own for k
+    needs_inputs: bool = False  # `attend` also takes the layer's input x (B, N, E)
 
     def __init__(self, options: Any, shape: Shape) -> None:
         super().__init__()
@@ -79,6 +80,7 @@ class Mechanism(nn.Module):
         if shift is not None:
             k, v, key_mask = roll(k, shift), roll(v, shift), roll_mask(key_mask, shift)
             q, query_mask = roll(q, shift), roll_mask(query_mask, shift)
+            inputs = {name: roll(x[:, None], shift)[:, 0] for name, x in inputs.items()}
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             out = self.attend(q, k, v, key_mask, query_mask, is_causal, **inputs)
         if shift is not None:
@@ -112,7 +114,12 @@ class Mechanism(nn.Module):
 
 
 def check(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, max_length: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    max_length: int | None = None,
 ) -> None:
     """Refuse shapes and masks that do not fit, in the user's words."""
     shapes = f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -120,7 +127,7 @@ def check(
         raise ValueError(f"q, k and v must be (batch, heads, length, dim), {shapes}")
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         raise ValueError(f"q, k and v must agree in batch and heads, q and k in dim, k and v in length, {shapes}")
-    if max(q.shape[2], k.shape[2]) > max_length:
+    if max_length is not None and max(q.shape[2], k.shape[2]) > max_length:
         raise ValueError(f"built for lengths up to max_length={max_length}, {shapes}")
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")

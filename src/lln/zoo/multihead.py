@@ -1,25 +1,21 @@
 """Multi-head attention around any mechanism: out = concat_h(mechanism(x Wq, x Wk, x Wv)) Wo."""
 
-from typing import TYPE_CHECKING
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lln.zoo.card import Card, refuse_unsupported
 from lln.zoo.mechanism import Mechanism, Shape
-
-if TYPE_CHECKING:
-    from lln.zoo.registry import Card
 
 
 class MultiHead(nn.Module):
-    """x (B, N, E) -> (B, N, E). One product projects to q, k and v of all heads."""
+    """x (B, N, E) -> (B, N, E). One product projects to q, k and v (or to q = k and v) of all heads."""
 
-    def __init__(self, mechanism: Mechanism, shape: Shape, card: "Card") -> None:
+    def __init__(self, mechanism: Mechanism, shape: Shape, card: Card) -> None:
         super().__init__()
         self.shape = shape
         self.card = card
         self.mechanism = mechanism
-        self.project_in = nn.Linear(shape.embed_dim, 3 * shape.embed_dim)
+        self.project_in = nn.Linear(shape.embed_dim, (2 if mechanism.shared_qk else 3) * shape.embed_dim)
         self.project_out = nn.Linear(shape.embed_dim, shape.embed_dim)
 
     def forward(
@@ -53,8 +49,6 @@ class MultiHead(nn.Module):
     def _checked(
         self, x: Tensor, mask: Tensor | None, is_causal: bool, context: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        from lln.zoo.registry import refuse_unsupported
-
         refuse_unsupported(self.card, is_causal, context is not None)
         for name, tensor in (("x", x), ("context", context)):
             if tensor is not None and (tensor.ndim != 3 or tensor.shape[-1] != self.shape.embed_dim):
@@ -67,8 +61,9 @@ class MultiHead(nn.Module):
     def _heads(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         embed, heads = self.shape.embed_dim, self.shape.num_heads
         if context is None:
-            projected = self.project_in(x).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, N, D)
-            return projected[0], projected[1], projected[2]
+            projected = self.project_in(x).unflatten(2, (-1, heads, self.shape.head_dim))  # (B, N, 2 or 3, H, D)
+            parts = projected.permute(2, 0, 3, 1, 4)
+            return parts[0], parts[-2], parts[-1]
         weight, bias = self.project_in.weight, self.project_in.bias
         q = F.linear(x, weight[:embed], bias[:embed]).unflatten(2, (heads, -1)).transpose(1, 2)
         kv = F.linear(context, weight[embed:], bias[embed:]).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""The registry: a member is one file in `lln/zoo/members`, found by looking there, so a new one touches no other file."""
+"""The registry: a member is one file in `lln/zoo/members`, found there, so a new one touches no other file."""
 
 import dataclasses
 import functools
@@ -6,37 +6,15 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from lln.zoo.mechanism import Mechanism, Shape
+from lln.zoo.card import Card, refuse_unsupported
+from lln.zoo.mechanism import Mechanism, Shape, check
 from lln.zoo.multihead import MultiHead
 
-Growth = Literal["linear", "n log n", "quadratic"]
 M = TypeVar("M", bound=type[nn.Module])
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a member is and what it can do."""
-
-    name: str
-    title: str
-    reference: str
-    equation: str
-    time: str
-    memory: str
-    growth: Growth
-    causal: bool = False  # is_causal=True is supported: no output depends on a later position
-    cross: bool = False  # keys and values may come from another sequence
-    fixed_length: bool = False  # has weights for every position up to max_length
-    dense: bool = False  # has a matrix with out = matrix @ v
-    deterministic: bool = True  # no random numbers besides the initial weights
-    learned: bool = False  # has weights of its own, so it is not just a function of q, k and v
-    equivariant: bool = False  # permuting the sequence permutes the output
-    replaces_feed_forward: bool = False
-    departures: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,11 +101,7 @@ def attention(name: str, *, max_length: int | None = None, **given: Any) -> Call
     """
     found, chosen = member(name), options(name, **given)
     if found.card.learned or not issubclass(found.make, Mechanism):
-        functions = [n for n in names() if not card(n).learned and issubclass(member(n).make, Mechanism)]
-        raise ValueError(
-            f"{name} has learned weights, so it is not a function of q, k and v: use lln.zoo.build({name!r}, ...). "
-            f"Functions are: {', '.join(functions)}"
-        )
+        raise ValueError(_not_a_function(name))
     made: dict[Any, Mechanism] = {}
 
     def call(
@@ -138,11 +112,15 @@ def attention(name: str, *, max_length: int | None = None, **given: Any) -> Call
         query_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
+        check(q, k, v, key_padding_mask, query_padding_mask)
         refuse_unsupported(found.card, is_causal, q.shape[2] != k.shape[2])
         longest = max_length or max(q.shape[2], k.shape[2])
         key = (q.shape[1], q.shape[3], longest, q.device, q.dtype)
         if key not in made:
-            made[key] = found.make(chosen, Shape(q.shape[1] * q.shape[3], q.shape[1], longest)).to(q.device, q.dtype)
+            mechanism: Any = found.make(chosen, Shape(q.shape[1] * q.shape[3], q.shape[1], longest))
+            if next(mechanism.parameters(), None) is not None:
+                raise ValueError(_not_a_function(name))
+            made[key] = mechanism.to(q.device, q.dtype)
         out: Tensor = made[key](q, k, v, key_padding_mask, query_padding_mask, is_causal)
         return out
 
@@ -151,9 +129,9 @@ def attention(name: str, *, max_length: int | None = None, **given: Any) -> Call
     return call
 
 
-def refuse_unsupported(card: Card, is_causal: bool, cross: bool) -> None:
-    """Raise for what the member's mathematics does not allow."""
-    if is_causal and not card.causal:
-        raise ValueError(f"{card.name} has no causal form: an output would depend on later positions")
-    if cross and not card.cross:
-        raise ValueError(f"{card.name} needs queries and keys of one sequence: it has no cross-attention")
+def _not_a_function(name: str) -> str:
+    functions = [n for n in names() if not card(n).learned]
+    return (
+        f"{name} with these options has learned weights, so it is not a function of q, k and v: "
+        f"use lln.zoo.build({name!r}, ...). Functions are: {', '.join(functions)}"
+    )

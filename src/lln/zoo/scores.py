@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bool = False) -> Tensor:
-    """softmax_j(q_i.k_j / sqrt d) v_j over the allowed pairs (broadcasting to (..., Nq, Nk)); rows without any give zeros."""
+    """softmax_j(q_i.k_j / sqrt d) v_j over the allowed pairs, (..., Nq, Nk); rows without any give zeros."""
     if allowed is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
     empty = ~allowed.any(dim=-1, keepdim=True)

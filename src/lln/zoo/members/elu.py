@@ -1,0 +1,55 @@
+"""Linear attention with ELU + 1.
+
+    out_i = sum_j f(q_i).f(k_j) v_j / sum_j f(q_i).f(k_j),    f(x) = elu(x) + 1
+
+Katharopoulos et al. 2020, "Transformers are RNNs", eqs. 4-7. Time O(N d^2), memory O(N d).
+Departures: none. (f underflows below about -87 in float32; a row whose features are all zero gives zeros.)
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lln.zoo import kernels
+from lln.zoo.card import Card
+from lln.zoo.mechanism import Mechanism
+from lln.zoo.registry import register
+
+
+@dataclass(frozen=True)
+class Options:
+    """ELU attention has no options."""
+
+
+@register(
+    Card(
+        name="elu",
+        title="Linear attention, ELU + 1",
+        reference="Katharopoulos et al. 2020",
+        equation="f(q) (f(k)ᵀ v) / f(q) f(k)ᵀ 1, f = elu + 1",
+        time="N d²",
+        memory="N d",
+        growth="linear",
+        causal=True,
+        cross=True,
+        dense=True,
+        equivariant=True,
+    ),
+    Options,
+)
+class Elu(Mechanism):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        return kernels.normalised(feature(q), feature(k), v, key_mask, is_causal)
+
+    def matrix(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        return kernels.matrix(feature(q), feature(k), key_mask, is_causal)
+
+
+def feature(x: Tensor) -> Tensor:
+    """elu(x) + 1 as exp(min(x, 0)) + relu(x): for very negative x, elu's -1 + exp(x) + 1 would round to zero."""
+    return F.relu(x) + x.clamp(max=0.0).exp()

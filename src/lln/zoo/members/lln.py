@@ -1,0 +1,165 @@
+"""Linear log-normal attention, alone, with softmax inside blocks, and the blocks alone.
+
+    lln             out_i = sum_j P_ij v_j,  P_ij ∝ sum_l exp(alpha q_il + beta k_jl)            eq. 8
+    lln_diag        the average of lln and block_diagonal                                       section 4.2
+    block_diagonal  out_i = sum_j softmax_j(q_i.k_j / sqrt d) v_j over the keys of i's block     Qin et al. 2022b
+
+arXiv 2311.13541. Time O(N d^2), O(N (d^2 + w d)) and O(N w d), memory O(N d). Thin over `lln.lln_attention` and its
+relatives.
+Departures: alpha and beta are matched to each sample and head by entropy (the package's default); causal attention,
+which may not look at the whole sequence, uses the values matched at temperature 1 unless they are given.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lln.attention import lln_attention, lln_diag_attention
+from lln.block_diagonal import block_diagonal_attention
+from lln.dense import block_diagonal_matrix, lln_matrix
+from lln.matching import match_moments
+from lln.moment_matcher import MomentMatcher
+from lln.zoo.card import Card
+from lln.zoo.mechanism import Mechanism, Shape
+from lln.zoo.registry import register
+
+
+@dataclass(frozen=True)
+class LlnOptions:
+    alpha: float | None = None  # None: matched
+    beta: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.alpha is None) != (self.beta is None):
+            raise ValueError(f"give both alpha and beta or neither, got alpha={self.alpha} and beta={self.beta}")
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    block_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
+
+
+@dataclass(frozen=True)
+class LlnDiagOptions(LlnOptions):
+    block_size: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        BlockOptions(self.block_size)
+
+
+def card(name: str, title: str, equation: str, **flags: Any) -> Card:
+    return Card(
+        name=name, title=title, equation=equation, memory="N d", growth="linear", causal=True, dense=True, **flags
+    )
+
+
+@register(
+    card(
+        "lln",
+        "LLN attention",
+        "exp(αq) (exp(βk)ᵀ v) / exp(αq) exp(βk)ᵀ 1, α and β matched to softmax",
+        reference="arXiv 2311.13541",
+        time="N d²",
+        cross=True,
+        equivariant=True,
+        departures="α and β matched by entropy, per sample and head.",
+    ),
+    LlnOptions,
+)
+class Lln(Mechanism):
+    upcast = False
+
+    def __init__(self, options: LlnOptions, shape: Shape) -> None:
+        super().__init__(options, shape)
+        self.alpha, self.beta = options.alpha, options.beta
+        if self.alpha is None or self.beta is None:
+            at_unit_temperature = MomentMatcher(1, shape.head_dim, mode="learnable", length=shape.max_length)
+            self.alpha = float(at_unit_temperature.log_alpha.detach().exp())
+            self.beta = float(at_unit_temperature.log_beta.detach().exp())
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        alpha, beta = self._scales(is_causal)
+        out: Tensor = lln_attention(q, k, v, alpha, beta, key_padding_mask=key_mask, is_causal=is_causal)
+        return out
+
+    def matrix(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        alpha, beta = self._scales(is_causal)
+        if alpha is None or beta is None:
+            alphas, betas = match_moments(q, k, key_padding_mask=key_mask)
+        else:
+            alphas, betas = (torch.full((1, 1, 1, 1), x, dtype=q.dtype, device=q.device) for x in (alpha, beta))
+        return lln_matrix(q, k, alphas, betas, key_padding_mask=key_mask, is_causal=is_causal)
+
+    def _scales(self, is_causal: bool) -> tuple[float | None, float | None]:
+        """None, to be matched to the sample, unless given or causal."""
+        if self.options.alpha is None and not is_causal:
+            return None, None
+        return self.alpha, self.beta
+
+
+@register(
+    card(
+        "lln_diag",
+        "LLN+Diag attention",
+        "(lln + block_diagonal) / 2",
+        reference="arXiv 2311.13541",
+        time="N (d² + w d)",
+        departures="α and β matched by entropy, per sample and head.",
+    ),
+    LlnDiagOptions,
+)
+class LlnDiag(Lln):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        alpha, beta = self._scales(is_causal)
+        size = self.options.block_size
+        out: Tensor = lln_diag_attention(
+            q, k, v, alpha, beta, block_size=size, key_padding_mask=key_mask, is_causal=is_causal
+        )
+        return out
+
+    def matrix(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        blocks = block_diagonal_matrix(
+            q, k, block_size=self.options.block_size, key_padding_mask=key_mask, is_causal=is_causal
+        )
+        return 0.5 * (super().matrix(q, k, key_mask, query_mask, is_causal) + blocks)
+
+
+@register(
+    card(
+        "block_diagonal",
+        "Block-diagonal softmax",
+        "softmax(q kᵀ / √d) v inside blocks of w",
+        reference="Qin et al. 2022b",
+        time="N w d",
+    ),
+    BlockOptions,
+)
+class BlockDiagonal(Mechanism):
+    upcast = False
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        size = self.options.block_size
+        return block_diagonal_attention(q, k, v, block_size=size, key_padding_mask=key_mask, is_causal=is_causal)
+
+    def matrix(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        size = self.options.block_size
+        return block_diagonal_matrix(q, k, block_size=size, key_padding_mask=key_mask, is_causal=is_causal)

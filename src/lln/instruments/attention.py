@@ -52,7 +52,9 @@ class Attention(ABC):
     def diagonal(self) -> Tensor:
         """P_ii, shape (B, H, N)."""
         self.require_square("the diagonal")
-        return torch.cat([self.rows(i).gather(-1, i.expand(*self.shape[:2], -1)[..., None]) for i in self.row_chunks()], 2)[..., 0]
+        return torch.cat(
+            [self.rows(i).gather(-1, i.expand(*self.shape[:2], -1)[..., None]) for i in self.row_chunks()], 2
+        )[..., 0]
 
     def row_chunks(self, index: Tensor | None = None) -> Iterator[Tensor]:
         """The given row numbers (all of them by default), in pieces that fit in memory."""
@@ -69,7 +71,9 @@ class Attention(ABC):
     def row_weights(self) -> Tensor:
         """One over the number of rows that count, zero for the others: (B, 1, Nq), float64."""
         if self.row_mask is None:
-            return torch.full((self.shape[0], 1, self.shape[2]), 1.0 / self.shape[2], dtype=torch.float64, device=self.device)
+            return torch.full(
+                (self.shape[0], 1, self.shape[2]), 1.0 / self.shape[2], dtype=torch.float64, device=self.device
+            )
         counted = self.row_mask.double()
         return (counted / counted.sum(-1, keepdim=True))[:, None]
 

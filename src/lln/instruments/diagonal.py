@@ -29,7 +29,9 @@ class BlockDiagonalAttention(Attention):
         check_queries_and_keys(q, k)
         check_key_mask(key_padding_mask, k.shape[0], k.shape[2])
         if q.shape[2] != k.shape[2]:
-            raise ValueError(f"block-diagonal attention needs as many queries as keys, not {q.shape[2]} and {k.shape[2]}")
+            raise ValueError(
+                f"block-diagonal attention needs as many queries as keys, not {q.shape[2]} and {k.shape[2]}"
+            )
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -42,7 +44,11 @@ class BlockDiagonalAttention(Attention):
         self.row_mask = key_padding_mask
         self.is_causal = is_causal
         self.width = width
-        counts = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_padding_mask is None else key_padding_mask
+        counts = (
+            torch.ones(batch, length, dtype=torch.bool, device=q.device)
+            if key_padding_mask is None
+            else key_padding_mask
+        )
         self._counts = counts
         self._position = torch.arange(length, device=q.device) - counts.int().argmax(-1, keepdim=True)  # (B, N)
         self._block = self._position.div(block_size, rounding_mode="floor")

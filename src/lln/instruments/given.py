@@ -20,8 +20,10 @@ class DenseAttention(Attention):
         if row_mask is not None and matrix.shape[2] == matrix.shape[3]:
             matrix = matrix.masked_fill(~row_mask[:, None, None], 0.0)
         self.matrix = matrix
-        super().__init__(tuple(matrix.shape), dtype, matrix.device)
+        batch, heads, queries, keys = matrix.shape
+        super().__init__((batch, heads, queries, keys), dtype, matrix.device)
         self.row_mask = row_mask
+        self.is_causal = matrix.shape[2] == matrix.shape[3] and not bool(matrix.triu(1).any())
 
     def rows(self, index: Tensor) -> Tensor:
         return self.matrix[:, :, index]
@@ -50,7 +52,9 @@ class FunctionAttention(Attention):
         ones = torch.ones(batch, heads, length, width, dtype=dtype, device=device)
         out = function(ones)
         if out.shape != ones.shape:
-            raise ValueError(f"the function must keep the shape of the values, {tuple(ones.shape)}; it gave {tuple(out.shape)}")
+            raise ValueError(
+                f"the function must keep the shape of the values, {tuple(ones.shape)}; it gave {tuple(out.shape)}"
+            )
         off = (out - 1).abs().max().item()
         if not off <= sum_tolerance(dtype):
             raise ValueError(
@@ -68,7 +72,9 @@ class FunctionAttention(Attention):
                 values = torch.zeros_like(piece, requires_grad=True)
                 out = self.function(values)
                 if not out.requires_grad:
-                    raise ValueError("rows of a function of values come from its gradient, but it is not differentiable")
+                    raise ValueError(
+                        "rows of a function of values come from its gradient, but it is not differentiable"
+                    )
                 return torch.autograd.grad(out, values, piece)[0]
 
         return self._by_pieces(x, pull_back)
@@ -78,7 +84,9 @@ class FunctionAttention(Attention):
         units = F.one_hot(index, length).to(self.dtype).mT.expand(batch, heads, length, -1)
         rows = self.transpose(units).mT
         if rows.min() < -sum_tolerance(self.dtype):
-            raise ValueError(f"the function's matrix has negative entries, down to {rows.min().item():.3g}: it is no attention")
+            raise ValueError(
+                f"the function's matrix has negative entries, down to {rows.min().item():.3g}: it is no attention"
+            )
         return rows.clamp(min=0)
 
     def _by_pieces(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -21,14 +21,21 @@ class LinearAttention(Attention):
     ) -> None:
         check_queries_and_keys(phi_q, phi_k)
         check_key_mask(key_padding_mask, phi_k.shape[0], phi_k.shape[2])
-        self.phi_q = phi_q.detach().double()
-        self.phi_k = phi_k.detach().double().repeat_interleave(phi_q.shape[1] // phi_k.shape[1], dim=1)
+        phi_k = phi_k.detach().double()
         if key_padding_mask is not None:
-            self.phi_k = torch.where(key_padding_mask[:, None, :, None], self.phi_k, 0.0)
+            phi_k = torch.where(key_padding_mask[:, None, :, None], phi_k, 0.0)
+        self._set_features(
+            phi_q.detach().to(torch.float64, copy=True), _match_heads(phi_k, phi_q), key_padding_mask, is_causal
+        )
+
+    def _set_features(  # phi_q is overwritten: at length 65,536 memory traffic is what costs
+        self, phi_q: Tensor, phi_k: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+    ) -> None:
         super().__init__((*phi_q.shape[:3], phi_k.shape[2]), torch.float64, phi_q.device)
         self.is_causal = is_causal
         self.row_mask = key_padding_mask if phi_q.shape[2] == phi_k.shape[2] else None
-        self.phi_q = self.phi_q / self._denominators()[..., None]
+        self.phi_q, self.phi_k = phi_q, phi_k
+        self.phi_q = phi_q.div_(self._denominators()[..., None])
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -53,9 +60,13 @@ class LinearAttention(Attention):
         return self.phi_k @ (self.phi_q.mT @ x.double())
 
     def _denominators(self) -> Tensor:
-        total = self.phi_k.cumsum(2) if self.is_causal else self.phi_k.sum(2, keepdim=True)
-        denominators = (self.phi_q * total).sum(-1)  # (B, H, Nq)
-        counted = denominators if self.row_mask is None else denominators[self.row_mask[:, None].expand_as(denominators)]
+        if self.is_causal:
+            denominators = (self.phi_q * self.phi_k.cumsum(2)).sum(-1)  # (B, H, Nq)
+        else:
+            denominators = (self.phi_q @ self.phi_k.sum(2)[..., None])[..., 0]
+        counted = (
+            denominators if self.row_mask is None else denominators[self.row_mask[:, None].expand_as(denominators)]
+        )
         if not (counted > 0).all():
             raise ValueError(
                 f"a row of this linear attention sums to {counted.min().item():.3g} before normalisation, so it is no "
@@ -85,30 +96,46 @@ class LLNAttention(LinearAttention):
         check_key_mask(key_padding_mask, k.shape[0], k.shape[2])
         self.q, self.k = q.detach(), k.detach()
         self.alpha, self.beta, self.bias = (
-            torch.as_tensor(x, dtype=torch.float64, device=q.device).detach() for x in (alpha, beta, feature_bias)
+            torch.atleast_1d(torch.as_tensor(x, dtype=torch.float64, device=q.device).detach())
+            for x in (alpha, beta, feature_bias)
         )
         check_finite(alpha=self.alpha, beta=self.beta, feature_bias=self.bias)
-        self.log_phi_q = self.alpha * self.q.double() + self.bias  # (B, Hq, Nq, D)
-        log_phi_k = self.beta * self.k.double()  # (B, Hk, Nk, D)
-        if key_padding_mask is not None:
-            log_phi_k = log_phi_k.masked_fill(~key_padding_mask[:, None, :, None], -torch.inf)
-        self.log_phi_k = log_phi_k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        highest = self.log_phi_k.amax(2, keepdim=True)  # (B, Hq, 1, D)
-        shifted = self.log_phi_q + highest
-        phi_q = (shifted - shifted.amax(-1, keepdim=True)).exp()
-        phi_k = (self.log_phi_k - highest).exp()
-        super().__init__(phi_q, phi_k, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        self._mask = key_padding_mask
+        log_phi_q, log_phi_k = self._log_features()
+        highest = log_phi_k.amax(2, keepdim=True)  # (B, Hq, 1, D)
+        log_phi_q += highest
+        phi_q = log_phi_q.sub_(log_phi_q.amax(-1, keepdim=True)).exp_()
+        phi_k = log_phi_k.sub_(highest).exp_()
+        self._set_features(phi_q, phi_k, key_padding_mask, is_causal)
+
+    def _log_features(self) -> tuple[Tensor, Tensor]:
+        """alpha q + w (B, Hq, Nq, D) and beta k (B, Hq, Nk, D), -inf for keys that do not count."""
+        log_phi_q = self.alpha * self.q  # float64, like alpha
+        if self.bias.any():
+            log_phi_q += self.bias
+        log_phi_k = self.beta * self.k
+        if self._mask is not None:
+            log_phi_k.masked_fill_(~self._mask[:, None, :, None], -torch.inf)
+        return log_phi_q, _match_heads(log_phi_k, log_phi_q)
 
     def log_rows(self, index: Tensor) -> Tensor:
         """In log space, feature by feature, only where the product of features has underflowed."""
         rows = self.rows(index)
-        reachable = torch.isfinite(self.log_phi_k).any(-1)[:, :, None].expand_as(rows)  # (B, H, R, Nk)
+        reachable = torch.ones_like(rows, dtype=torch.bool)  # (B, H, R, Nk)
+        if self._mask is not None:
+            reachable = reachable & self._mask[:, None, None]
         if self.is_causal:
             reachable = reachable & self._past(index).bool()
         if not (reachable & (rows == 0)).any():
             return rows.log()
+        log_phi_q, log_phi_k = self._log_features()
         scores = torch.full_like(rows, -torch.inf)
-        for feature in range(self.log_phi_q.shape[-1]):
-            a = self.log_phi_q[:, :, index, feature, None]
-            scores = torch.logaddexp(scores, a + self.log_phi_k[:, :, None, :, feature])
+        for feature in range(log_phi_q.shape[-1]):
+            scores = torch.logaddexp(scores, log_phi_q[:, :, index, feature, None] + log_phi_k[:, :, None, :, feature])
         return torch.log_softmax(scores.masked_fill(~reachable, -torch.inf), dim=-1)
+
+
+def _match_heads(keys: Tensor, queries: Tensor) -> Tensor:
+    """Key heads repeated for the query heads that share them."""
+    groups = queries.shape[1] // keys.shape[1]
+    return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)

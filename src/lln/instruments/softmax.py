@@ -35,13 +35,13 @@ class SoftmaxAttention(Attention):
         self.k = k.detach().to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         super().__init__((*q.shape[:3], k.shape[2]), dtype, q.device)
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
-        self.is_causal = is_causal
+        self.is_causal = is_causal or (mask is not None and _is_triangular(mask.detach(), self.shape))
         self.width = q.shape[-1]
         self.key_padding_mask = key_padding_mask
         self.mask = mask.detach() if mask is not None else None
         square = q.shape[2] == k.shape[2]
         if mask is not None:
-            seen = _keys_seen(self.mask, self.shape)
+            seen = _keys_seen(mask.detach(), self.shape)
             self.row_mask = seen if square and not seen.all() else None
         elif square:
             self.row_mask = key_padding_mask
@@ -61,7 +61,7 @@ class SoftmaxAttention(Attention):
         pieces = []
         every = torch.arange(self.shape[2], device=self.device)
         # With a causal flag and no mask, SDPA needs no N x N tensor; a padding mask is one row and broadcasts.
-        plain_causal = self.is_causal and self.key_padding_mask is None
+        plain_causal = self.is_causal and self.key_padding_mask is None and self.mask is None
         mask = None if plain_causal else self._score_addition(every)
         for piece in values.to(self.dtype).split(self.width, dim=-1):
             missing = self.width - piece.shape[-1]
@@ -91,9 +91,18 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
 
 
-def _keys_seen(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """A key that no query may look at is padding: (B, Nk)."""
+def _allowed(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Which pairs a mask lets through, (B, H, Nq, Nk)."""
     # A model's own masks use the dtype's lowest number for "never"; half of it is beyond any score.
     allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    allowed = allowed.expand(shape) if allowed.dim() == 4 else allowed.expand(shape[2:]).expand(shape)
-    return allowed.any(dim=2).any(dim=1)
+    return allowed.expand(shape)
+
+
+def _keys_seen(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """A key that no query may look at is padding: (B, Nk)."""
+    return _allowed(mask, shape).any(dim=2).any(dim=1)
+
+
+def _is_triangular(mask: Tensor, shape: tuple[int, int, int, int]) -> bool:
+    """Whether no query may look ahead; then the matrix has its eigenvalues on its diagonal."""
+    return shape[2] == shape[3] and not bool(_allowed(mask, shape).triu(1).any())

@@ -1,0 +1,68 @@
+"""What the package promises as a package."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import lln
+
+ROOT = Path(__file__).parents[1]
+
+WITHOUT_EXTRAS = """
+    import sys
+
+    class Refuse:
+        extras = {"typer", "rich", "matplotlib", "scipy", "pandas", "pyarrow", "transformers", "datasets", "sklearn"}
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in self.extras:
+                raise ImportError(f"{name} is an extra")
+
+    sys.meta_path.insert(0, Refuse())
+    import torch
+    import lln, lln.zoo
+    x = torch.randn(1, 2, 30, 8)
+    lln.lln_diag_attention(x, x, x)
+    lln.LLNEncoderLayer(16, 2)(torch.randn(1, 5, 16))
+    lln.zoo.build("softmax", embed_dim=16, num_heads=2, max_length=8)(torch.randn(1, 5, 16))
+"""
+
+
+def test_the_core_needs_torch_and_numpy_only() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WITHOUT_EXTRAS)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_public_names_are_there_and_documented() -> None:
+    for name in lln.__all__:
+        if name != "__version__":
+            assert getattr(lln, name).__doc__, f"{name} has no docstring"
+    assert lln.__version__ == importlib.metadata.version("lln-attention")
+
+
+def test_the_package_is_typed_and_ships_its_table() -> None:
+    package = Path(lln.__file__).parent
+    assert (package / "py.typed").exists()
+    assert list((package / "tables").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "path", [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))], ids=str
+)
+def test_the_python_in_the_docs_runs(path: Path, tmp_path: Path) -> None:
+    blocks = [part.split("```", 1)[0] for part in (ROOT / path).read_text().split("```python\n")[1:]]
+    if not blocks:
+        pytest.skip(f"{path} has no Python in it")
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(blocks))
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path, env=one_thread
+    )
+    assert done.returncode == 0, f"{path}:\n{done.stderr}"

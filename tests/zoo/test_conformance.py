@@ -48,6 +48,25 @@ def test_nan_in_padding_does_not_leak(variant: Variant, kind: str) -> None:
 
 
 @pytest.mark.parametrize("variant", MECHANISMS, ids=str)
+def test_nan_in_padded_heads_does_not_leak(variant: Variant) -> None:
+    """The mechanism by itself, as a function of q, k and v."""
+    module, x = variant.build(), sample()
+    assert isinstance(module, MultiHead)
+    mask = masks(*x.shape[:2])["holes"]
+    assert mask is not None
+    x = x * mask[..., None]
+    inputs = {"inputs": x} if module.mechanism.needs_inputs else {}
+    heads = heads_of(module, x)
+    clean = module.mechanism(*heads, mask, mask, variant.only_causal, **inputs)
+    dirty = [t.detach().masked_fill(~mask[:, None, :, None], torch.nan).requires_grad_() for t in heads]
+    out = module.mechanism(*dirty, mask, mask, variant.only_causal, **inputs)
+    kept = mask[:, None, :, None].expand_as(out)
+    torch.testing.assert_close(out[kept], clean[kept], **EXACT)
+    out[kept].sum().backward()
+    assert all(t.grad is None or t.grad.isfinite().all() for t in dirty)
+
+
+@pytest.mark.parametrize("variant", MECHANISMS, ids=str)
 def test_rows_without_keys_give_zeros(variant: Variant) -> None:
     module, x = variant.build(), sample()
     assert isinstance(module, MultiHead)

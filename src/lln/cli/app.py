@@ -2,18 +2,30 @@
 
 import typer
 
+from lln.cli import reproduce
+from lln.cli.bench_instruments import bench_instruments
+from lln.cli.bench_kernels import kernels
 from lln.cli.bench_operator import operator
+from lln.cli.bench_peers import peers
+from lln.cli.bench_zoo import zoo
 from lln.cli.calibrate import calibrate
 from lln.cli.demo import demo
 from lln.cli.info import info
 
 app = typer.Typer(
-    help="Linear Log-Normal attention: demo, benchmarks, calibration.", no_args_is_help=True, add_completion=False
+    help="Linear Log-Normal attention: demo, figures, benchmarks, calibration.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 app.command()(info)
 app.command()(demo)
 app.command()(calibrate)
+app.add_typer(reproduce.app, name="reproduce")
 
 bench = typer.Typer(help="Speed and memory, as ratios measured in one run.", no_args_is_help=True)
 bench.command()(operator)
+bench.command()(kernels)
+bench.command()(zoo)
+bench.command()(peers)
+bench.command("instruments")(bench_instruments)
 app.add_typer(bench, name="bench")

@@ -7,8 +7,9 @@ Departures: none. (f underflows below about -87 in float32; a row whose features
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from lln.zoo import kernels
@@ -50,6 +51,27 @@ class Elu(Mechanism):
         return kernels.matrix(feature(q), feature(k), key_mask, is_causal)
 
 
+class EluPlusOne(torch.autograd.Function):
+    """f(x) = exp(min(x, 0)) + max(x, 0), with f' = min(f, 1).
+
+    Computed so because elu's (exp(x) - 1) + 1 rounds small features away, and as one step because autograd would keep
+    four tensors for it where the result is enough.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        f = x.clamp(max=0.0).exp_().add_(x.clamp(min=0.0))
+        ctx.save_for_backward(f)
+        return f
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (f,) = ctx.saved_tensors
+        slope: Tensor = grad * f.clamp(max=1.0)
+        return slope
+
+
 def feature(x: Tensor) -> Tensor:
-    """elu(x) + 1 as exp(min(x, 0)) + relu(x): for very negative x, elu's -1 + exp(x) + 1 would round to zero."""
-    return F.relu(x) + x.clamp(max=0.0).exp()
+    """elu(x) + 1."""
+    f: Tensor = EluPlusOne.apply(x)
+    return f

@@ -1,0 +1,73 @@
+"""`lln convert`: a pretrained softmax model becomes a linear one; printed before and after."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lln.results import write_result
+
+
+def convert(
+    model: Annotated[str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer.")],
+    data: Annotated[
+        Path, typer.Option(exists=True, help="Texts to calibrate on: a line each, or JSON lines (.xz too).")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the converted model and convert.json.")] = Path(
+        "runs/converted"
+    ),
+    test_data: Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")] = None,
+    attention: Annotated[str, typer.Option(help="lln_diag or lln.")] = "lln_diag",
+    block_size: Annotated[int, typer.Option(min=1, help="Block size of lln_diag.")] = 64,
+    keep_softmax: Annotated[list[int] | None, typer.Option(help="Layers that stay softmax; may be repeated.")] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
+    test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")] = 512,
+    distil: Annotated[int, typer.Option(min=0, help="Steps of training to follow the original, after converting.")] = 0,
+    compare: Annotated[bool, typer.Option(help="Also measure other ways to convert, side by side.")] = False,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too (Linux).")] = True,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+) -> None:
+    """Convert MODEL, measure similarity (encoders) or perplexity (causal models), time and memory, and save it."""
+    try:
+        from lln.hf import conversion_report as report
+    except ImportError as missing:
+        raise typer.BadParameter(str(missing)) from None
+    console = Console()
+    settings = report.Settings(
+        model=model, data=data, test_data=test_data or data, out=out, attention=attention, block_size=block_size,
+        keep_softmax=keep_softmax or [], texts=texts, test_texts=test_texts, max_length=max_length, distil=distil,
+        compare=compare, memory=memory, threads=threads,
+    )  # fmt: skip
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("loading", total=None)
+        result = report.run(settings, lambda what: progress.update(task, description=what))
+        progress.update(task, total=1, completed=1)
+    _print(console, result)
+    console.print(f"written: {write_result(out / 'convert.json', result)} and the model beside it")
+
+
+def _print(console: Console, result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['model']} against the original")
+    rows = {"converted": result["converted"], **({"distilled": result["distilled"]} if result["distilled"] else {})}
+    measures = [(group, name) for group, found in result["converted"].items() for name in found]
+    for heading in ("", *(f"{group}: {name}".replace("_", " ") for group, name in measures)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for label, found in (rows | result["variants"]).items():
+        table.add_row(label, *(f"{found[group][name]:.3f}" for group, name in measures))
+    console.print(table)
+    table = Table(title="A forward pass, original and converted")
+    for heading in ("length", "original", "converted", "ratio", "memory, original", "converted"):
+        table.add_column(heading, justify="right")
+    memory = {row["length"]: row["bytes"] for row in result["memory"]}
+    for row in result["time"]:
+        taken, seconds = memory.get(row["length"]), row["seconds"]
+        table.add_row(
+            f"{row['length']:,}", f"{1e3 * seconds['original']:.0f} ms", f"{1e3 * seconds['converted']:.0f} ms",
+            f"{row['ratio']['converted']:.2f}",
+            *((f"{taken[n] / 1e6:.0f} MB" for n in ("original", "converted")) if taken else ("", "")),
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,108 @@
+"""`lln reproduce fig1 | fig2 | fig5 | fig6 | fig7 | fig9`: a figure of the paper as PNG, its numbers as JSON, and a verdict for
+each claim the paper makes there."""
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError as missing:
+    raise ImportError("the lln command needs the extra 'cli': pip install 'lln-attention[cli]'") from missing
+
+from lln.results import write_result
+
+app = typer.Typer(help="Figures of the paper, measured again.", no_args_is_help=True)
+
+
+class Preset(str, Enum):
+    quick = "quick"
+    full = "full"
+
+
+PresetOption = Annotated[Preset, typer.Option(help="quick: under a minute; full: the paper's sizes.")]
+OutOption = Annotated[Path, typer.Option(help="Folder for the PNG and the JSON.")]
+SeedOption = Annotated[int, typer.Option(help="First seed.")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Training steps; by default the preset's.")]
+FOLDER = Path("results")
+
+
+@app.command()
+def fig2(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
+    """Entropy and spectral gap of attention kernels against temperature."""
+    from lln.experiments import fig2 as experiment
+
+    _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
+
+
+@app.command()
+def fig5(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
+    """Mean and variance of softmax attention, and LLN's variance with and without moment matching."""
+    from lln.experiments import fig5 as experiment
+
+    _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
+
+
+@app.command()
+def fig6(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
+    """Variance of sums of log-normal variables, moderate and broad."""
+    from lln.experiments import fig6 as experiment
+
+    _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
+
+
+@app.command()
+def fig7(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
+    """Histograms of softmax and LLN attention, before and after moment matching."""
+    from lln.experiments import fig7 as experiment
+
+    _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
+
+
+@app.command()
+def fig1(
+    preset: PresetOption = Preset.quick,
+    out: OutOption = FOLDER,
+    seed: SeedOption = 0,
+    steps: StepsOption = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A text file or a folder of them; Python's own library by default.")
+    ] = None,
+) -> None:
+    """Temperature, entropy and spectral gap while a small RoBERTa trains."""
+    from lln.experiments import fig1 as experiment
+
+    _finish(experiment.run(preset.value, seed, steps, data), experiment.draw, out, seed)
+
+
+@app.command()
+def fig9(
+    preset: PresetOption = Preset.quick,
+    out: OutOption = FOLDER,
+    seed: SeedOption = 0,
+    steps: StepsOption = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder or tar of pictures in folders by class; else stripes.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="Moment matching: paper, variance or entropy.")] = "paper",
+) -> None:
+    """alpha and beta of moment matching while a ViT trains."""
+    from lln.experiments import fig9 as experiment
+
+    _finish(experiment.run(preset.value, seed, steps, data, target), experiment.draw, out, seed)
+
+
+def _finish(data: dict[str, Any], draw: Callable[[dict[str, Any]], Any], out: Path, seed: int) -> None:
+    from lln.experiments.figure import save
+
+    name = f"fig{data['figure']}"
+    written = write_result(out / f"{name}.json", data, seed)
+    drawn = save(draw, data, out / f"{name}.png")
+    console = Console()
+    for verdict in data["verdicts"]:
+        colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
+        console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
+        console.print(f"  {verdict['numbers']}", highlight=False)
+    console.print(f"{written} and {drawn} written", highlight=False)

@@ -18,12 +18,14 @@ is the same as eq. 10 but divides by nothing, so constant queries or keys, a sin
 values.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lln.backends.operator import compute_dtype
+from lln.backends.operator import batching_rule, compute_dtype
 from lln.instance_matching import matched_on_instance
-from lln.statistics import Statistics, statistics_of
+from lln.statistics import Statistics, accumulation_dtype, computed_moments, differentiable_moments, statistics_of
 from lln.tables import calibrated_range, differentiable_matched_ratio, matched_ratio
 
 DEFAULT_TARGET = "entropy"
@@ -72,16 +74,48 @@ def match_moments(
     per = _resolve_per(per, target)
     _check_names(target, per, method)
     _check_tensors(q, k, key_padding_mask, cu_seqlens)
-    statistics = statistics_of(
-        q, k, per=per, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, center_keys=center_keys,
-        ddof=degrees_of_freedom(target), detach=detach,
-    )  # fmt: skip
-    alpha, beta = match_statistics(statistics, q.shape[-1], target=target, scale=scale, detach=detach)
+    if detach:
+        alpha, beta = _match_op(q.detach(), k.detach(), key_padding_mask, cu_seqlens, target, per, scale, center_keys)
+    else:
+        statistics = statistics_of(
+            q, k, per=per, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, center_keys=center_keys,
+            ddof=degrees_of_freedom(target), measure=differentiable_moments,
+        )  # fmt: skip
+        alpha, beta = match_statistics(statistics, q.shape[-1], target=target, scale=scale, detach=False)
     if method == "instance":
         alpha, beta = matched_on_instance(
             q, k, (alpha.detach(), beta.detach()), target, scale, key_padding_mask, cu_seqlens, center_keys
         )
     return shape_for_attention(alpha, beta, q.shape[1], compute_dtype(q.dtype))
+
+
+@torch.library.custom_op("lln::match_moments", mutates_args=())
+def _match_op(
+    q: Tensor,
+    k: Tensor,
+    key_padding_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    target: str,
+    per: str,
+    scale: float | None,
+    center_keys: bool,
+) -> tuple[Tensor, Tensor]:
+    """alpha and beta (S, Hk): one step from q and k, because for short inputs what costs is the number of steps."""
+    statistics = statistics_of(
+        q, k, per=per, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, center_keys=center_keys,
+        ddof=degrees_of_freedom(target), measure=computed_moments,
+    )  # fmt: skip
+    return match_statistics(statistics, q.shape[-1], target=target, scale=scale, detach=False)
+
+
+@_match_op.register_fake
+def _fake_match(q: Tensor, k: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape, dtype = (sequences, k.shape[1]), accumulation_dtype(q.device)
+    return q.new_empty(shape, dtype=dtype), q.new_empty(shape, dtype=dtype)
+
+
+_match_op.register_vmap(batching_rule(_match_op, outputs=2))
 
 
 def match_statistics(
@@ -109,7 +143,8 @@ def match_statistics(
 
 def shape_for_attention(alpha: Tensor, beta: Tensor, query_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(S, Hk) -> alpha (S, Hq, 1, 1), repeated for the query heads of each key head, and beta (S, Hk, 1, 1)."""
-    alpha = alpha.repeat_interleave(query_heads // alpha.shape[1], dim=1)
+    if query_heads != alpha.shape[1]:
+        alpha = alpha.repeat_interleave(query_heads // alpha.shape[1], dim=1)
     return alpha.to(dtype)[:, :, None, None], beta.to(dtype)[:, :, None, None]
 
 

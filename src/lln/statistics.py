@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lln.backends.operator import batching_rule
+
 _PIECE_ELEMENTS = 1 << 17  # 1 MB of float64 at a time: it stays in the cache
 
 
@@ -54,6 +56,15 @@ def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None
     return Moments(*_moments_op(x.detach(), key_mask, cu_seqlens))
 
 
+def computed_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
+    """`moments` without its operator around it: for the bodies of operators, which compilers do not look into."""
+    native = _native_moments() if x.device.type == "cpu" and x.dtype != torch.float64 else None
+    if native is not None:
+        count, total, squares = native(x, key_mask, cu_seqlens)
+        return Moments(count.double(), total, squares)
+    return Moments(*_moments_in_pieces(x, key_mask, cu_seqlens))
+
+
 def differentiable_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
     """The same sums by plain torch operations, for those who want gradients through the statistics."""
     dtype = accumulation_dtype(x.device)
@@ -82,15 +93,14 @@ def statistics_of(
     cu_seqlens: Tensor | None = None,
     center_keys: bool = False,
     ddof: int = 0,
-    detach: bool = True,
+    measure: Callable[..., Moments] = moments,
 ) -> Statistics:
     """Means and variances of q (B, Hq, Nq, D) and k (B, Hk, Nk, D), per sample and key head.
 
     key_padding_mask (B, Nk) says which keys count. With Nq = Nk queries and keys are the same tokens, so it says which
     queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the
-    result.
+    result. `measure` is one of the functions above.
     """
-    measure = moments if detach else differentiable_moments
     query_mask = key_padding_mask if q.shape[2] == k.shape[2] else None
     of_q = _share_query_heads(measure(q, query_mask, cu_seqlens), k.shape[1])
     of_k = measure(k, key_padding_mask, cu_seqlens)
@@ -168,11 +178,7 @@ def _native_moments() -> Callable[..., Any] | None:
 
 @torch.library.custom_op("lln::moments", mutates_args=())
 def _moments_op(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    native = _native_moments() if x.device.type == "cpu" and x.dtype != torch.float64 else None
-    if native is not None:
-        count, total, squares = native(x, key_mask, cu_seqlens)
-        return count.double(), total, squares
-    return _moments_in_pieces(x, key_mask, cu_seqlens)
+    return computed_moments(x, key_mask, cu_seqlens)
 
 
 def _moments_in_pieces(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,13 +214,4 @@ def _fake_moments(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None)
     )
 
 
-@_moments_op.register_vmap
-def _batched_moments(info: Any, in_dims: tuple[int | None, ...], *args: Tensor | None) -> Any:
-    """vmap folds its dimension into the batch, where samples are independent anyway."""
-    if args[2] is not None:
-        raise RuntimeError("vmap over packed sequences (cu_seqlens) is not supported: pack the vmapped samples instead")
-    folded = [
-        None if a is None else (a.expand(info.batch_size, *a.shape) if d is None else a.movedim(d, 0)).flatten(0, 1)
-        for a, d in zip(args, in_dims, strict=True)
-    ]
-    return tuple(r.unflatten(0, (info.batch_size, -1)) for r in _moments_op(*folded)), (0, 0, 0)
+_moments_op.register_vmap(batching_rule(_moments_op, outputs=3))

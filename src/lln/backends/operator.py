@@ -115,8 +115,8 @@ def define(name: str, forward: Forward, backward: Backward) -> Operator:
     run_backward.register_fake(_fake_backward)
     run_forward.register_autograd(_make_gradient(run_backward), setup_context=_save_for_backward)
     run_backward.register_autograd(_refuse_double_backward, setup_context=_save_nothing)
-    run_forward.register_vmap(_make_batching_rule(run_forward, outputs=4))
-    run_backward.register_vmap(_make_batching_rule(run_backward, outputs=6))
+    run_forward.register_vmap(batching_rule(run_forward, outputs=4))
+    run_backward.register_vmap(batching_rule(run_backward, outputs=6))
     return Operator(name, run_forward)
 
 
@@ -170,7 +170,7 @@ def _refuse_double_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError(NO_DOUBLE_BACKWARD)
 
 
-def _make_batching_rule(run: Callable[..., tuple[Tensor, ...]], outputs: int) -> Callable[..., Any]:
+def batching_rule(run: Callable[..., tuple[Tensor, ...]], outputs: int) -> Callable[..., Any]:
     """vmap folds its dimension into the batch, where samples are independent anyway."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:

@@ -52,5 +52,5 @@ def test_help_helps(command: tuple[str, ...]) -> None:
 
 
 def test_a_wrong_option_is_refused_with_what_fits() -> None:
-    result = runner.invoke(app, ["demo", "--steps", "0"])
-    assert result.exit_code == 2 and "0 is not in the range" in result.output
+    result = runner.invoke(app, ["demo", "--steps", "0"], env={"COLUMNS": "120"})
+    assert result.exit_code == 2 and "0 is not in the range x>=1" in result.output

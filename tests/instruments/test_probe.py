@@ -86,7 +86,7 @@ def test_a_vit_is_seen_as_its_dense_matrices_are() -> None:
 
 @pytest.mark.parametrize("kind", [modules.LLNAttention, modules.LLNDiagAttention])
 def test_this_packages_layers_are_seen_as_their_dense_matrices_are(kind: Any) -> None:
-    options = {"block_size": 8} if kind is modules.LLNDiagAttention else {}
+    options = {"block_size": 8, "mix": 0.3} if kind is modules.LLNDiagAttention else {}
     layer = kind(24, 3, **options).eval()
     x = 3 * torch.randn(2, 30, 24)
     counts = torch.arange(30)[None] < torch.tensor([[30], [22]])

@@ -1,5 +1,7 @@
 """The single pass over q or k that matching needs."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ def test_packed_sequences_have_moments_of_their_own(isa: str) -> None:
     x, edges = torch.randn(1, 2, 300, 16), [0, 7, 7, 300]
     count, total, _ = native.moments(x, cu_seqlens=torch.tensor(edges))
     assert count.tolist() == [7, 0, 293]
-    expected = [x[0, :, a:b].double().sum(dim=1) for a, b in zip(edges, edges[1:], strict=False)]
+    expected = [x[0, :, a:b].double().sum(dim=1) for a, b in pairwise(edges)]
     torch.testing.assert_close(total, torch.stack(expected))
 
 

@@ -23,11 +23,19 @@ SOURCES = HERE / "csrc"
 LIBRARY = "_kernel.so"
 
 # -ffp-contract=fast lets a*b+c become one fused operation; nothing else may reorder or approximate arithmetic.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-unused-function"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
-PORTABLE = {"portable": []}
+PORTABLE: dict[str, list[str]] = {"portable": []}
 X86 = {
     **PORTABLE,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -60,7 +68,9 @@ def build(target_directory: Path, sanitize: bool = False) -> Path:
     instruction_sets = X86 if is_x86 else PORTABLE
     target_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = {f"kernel_{name}": ["kernel.cpp", f"-DLLN_ISA={name}", *extra] for name, extra in instruction_sets.items()}
+        jobs = {
+            f"kernel_{name}": ["kernel.cpp", f"-DLLN_ISA={name}", *extra] for name, extra in instruction_sets.items()
+        }
         jobs |= {"pool": ["pool.cpp"], "dispatch": ["dispatch.cpp"]}
         objects = [Path(scratch) / f"{name}.o" for name in jobs]
 

@@ -107,7 +107,9 @@ def backward(
     return dq, dk, dv, dalpha, dbeta, dbias
 
 
-def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def moments(
+    x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """How many rows of x (B, H, N, D) count, and sum_n x_n and sum_n x_n^2 over them, for each head and feature.
 
     One pass over x. Returns count (S,) int64, and total and squares (S, H, D) float64, with S the number of packed sequences,
@@ -168,7 +170,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
     if reason is not None:
         raise ValueError(reason)
     if is_causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal attention needs as many queries as keys; given {q.shape[2]} queries and {k.shape[2]} keys")
+        raise ValueError(
+            f"causal attention needs as many queries as keys; given {q.shape[2]} queries and {k.shape[2]} keys"
+        )
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -183,5 +187,5 @@ def _tensor(x: Tensor) -> tuple[int, ...]:
     return (x.data_ptr(), *x.stride())
 
 
-def _mask(key_mask: Tensor | None) -> tuple[int, int, int]:
+def _mask(key_mask: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if key_mask is None else (key_mask.data_ptr(), *key_mask.stride())

@@ -36,7 +36,9 @@ class Library:
         if not wanted:
             return max(self.usable.values())
         if wanted not in self.usable:
-            raise UnusableError(f"LLN_NATIVE_ISA={wanted!r} cannot run on this machine, which has: {', '.join(self.usable)}")
+            raise UnusableError(
+                f"LLN_NATIVE_ISA={wanted!r} cannot run on this machine, which has: {', '.join(self.usable)}"
+            )
         return self.usable[wanted]
 
 
@@ -46,7 +48,8 @@ def library() -> Library:
     path = Path(os.environ.get("LLN_NATIVE_LIBRARY") or LIBRARY)
     if not path.exists():
         raise UnusableError(
-            "the native kernel is not compiled: install a C++ compiler and reinstall, or run `python -m lln.backends.native.build`"
+            "the native kernel is not compiled: install a C++ compiler and reinstall, "
+            "or run `python -m lln.backends.native.build`"
         )
     try:
         opened = ctypes.CDLL(str(path))
@@ -59,7 +62,9 @@ def library() -> Library:
     if words != (PROBLEM_WORDS, MOMENTS_WORDS):
         raise UnusableError("the native kernel is of another version: run `python -m lln.backends.native.build`")
     opened.lln_kernel_name.restype = ctypes.c_char_p
-    usable = {opened.lln_kernel_name(i).decode(): i for i in range(opened.lln_kernel_count()) if opened.lln_kernel_usable(i)}
+    usable = {
+        opened.lln_kernel_name(i).decode(): i for i in range(opened.lln_kernel_count()) if opened.lln_kernel_usable(i)
+    }
     for function in (opened.lln_forward, opened.lln_backward, opened.lln_moments):
         function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
         function.restype = None

@@ -71,7 +71,7 @@ INLINE bool any(vi x) {
 INLINE vf exp(vf x) {
     const vf round = splat(12582912.0f);
     vf n = x * 1.44269504f + round;  // adding 1.5 * 2^23 leaves the nearest integer in the low bits
-    vi exponent;
+    vu exponent;  // unsigned: for x out of range, which ends up 0 or NaN, the sum below may wrap around
     memcpy(&exponent, &n, sizeof n);
     n -= round;
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -83,10 +83,10 @@ INLINE vf exp(vf x) {
     const vf low = r * 0.166665196f + 0.49999994f, high = r * 0.00836878084f + 0.0416683927f;
     const vf s = (square * 0.00138144672f + high) * square + low;
     const vf p = s * square + (r + 1.0f);
-    vi bits;
+    vu bits;
     memcpy(&bits, &p, sizeof p);
     bits += exponent << 23;
-    bits &= ~(x < splat(-86.5f));
+    bits &= (vu) ~(x < splat(-86.5f));
     vf y;
     memcpy(&y, &bits, sizeof y);
     return y;

@@ -1,0 +1,21 @@
+"""Hugging Face models with LLN attention: attn_implementation="lln_diag", generate() with constant memory, conversion.
+
+>>> import lln.hf
+>>> "lln_diag" in lln.hf.register()
+True
+"""
+
+try:
+    import transformers as _transformers  # noqa: F401
+except ImportError as missing:
+    raise ImportError("lln.hf needs transformers: pip install 'lln-attention[hf]'") from missing
+
+from lln.hf.cache import LLNCache
+from lln.hf.convert import convert, unload
+from lln.hf.options import LayerShape, LLNOptions
+from lln.hf.parameters import LLNParameters
+from lln.hf.registration import register
+
+register()
+
+__all__ = ["LLNCache", "LLNOptions", "LLNParameters", "LayerShape", "convert", "register", "unload"]

@@ -1,0 +1,53 @@
+"""What to calibrate on, as batches a model takes: texts with a tokenizer, or anything that yields batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def batches_of(
+    data: Any, model: Any, tokenizer: Any = None, max_length: int = 512, batch_size: int = 4
+) -> list[dict[str, Tensor]]:
+    """Batches on the model's device. `data` is a list of texts, or an iterable of dictionaries or tensors."""
+    data = list(data)
+    if not data:
+        raise ValueError("calibrate is empty: give texts or batches to measure attention on")
+    if isinstance(data[0], str):
+        if tokenizer is None:
+            raise ValueError("calibrate holds texts: give the model's tokenizer too, tokenizer=AutoTokenizer...")
+        found = list(_tokenized(data, tokenizer, max_length, batch_size))
+    else:
+        found = [_as_inputs(x, model) for x in data]
+    return [{name: x.to(model.device) for name, x in batch.items() if isinstance(x, Tensor)} for batch in found]
+
+
+@torch.no_grad()
+def run_through(model: Any, batches: Iterable[dict[str, Tensor]]) -> None:
+    """One forward pass over all batches in eval mode; the model's mode is put back."""
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            model(**{name: x for name, x in batch.items() if name != "labels"})
+    finally:
+        model.train(training)
+
+
+def _tokenized(texts: list[str], tokenizer: Any, max_length: int, batch_size: int) -> Iterator[dict[str, Tensor]]:
+    for at in range(0, len(texts), batch_size):
+        chosen = texts[at : at + batch_size]
+        padding = len(chosen) > 1
+        yield dict(tokenizer(chosen, truncation=True, max_length=max_length, padding=padding, return_tensors="pt"))
+
+
+def _as_inputs(batch: Any, model: Any) -> dict[str, Tensor]:
+    if isinstance(batch, Tensor):
+        return {model.main_input_name: batch}
+    try:
+        return dict(batch)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"calibrate must hold texts, dictionaries of tensors or tensors, got {type(batch).__name__}"
+        ) from None

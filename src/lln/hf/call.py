@@ -1,0 +1,95 @@
+"""What a model asks of its attention in one call, read once from what transformers hands over, or refused in words."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lln.hf.masks import keys_that_count, packed_boundaries
+
+if TYPE_CHECKING:
+    from lln.hf.cache import LLNCacheLayer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention: q (B, Hq, Nq, D), k (B, Hk, Nk, D), v (B, Hk, Nk, Dv) and everything about them."""
+
+    module: nn.Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None  # (B, Nk), True where the key counts
+    cu_seqlens: Tensor | None  # boundaries of packed sequences in the flattened batch
+    causal: bool
+    cross: bool
+    scale: float
+    dropout: float
+    window: int | None
+    layer: "LLNCacheLayer | None"  # the state to go on from
+    weights_wanted: bool
+
+
+def read_call(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention_mask: Any,
+    scaling: float | None,
+    dropout: float,
+    options: dict[str, Any],
+) -> Call:
+    causal = _is_causal(module, options.get("is_causal"))
+    layer = getattr(k, "lln_layer", None)
+    key_mask = keys_that_count(attention_mask, k.shape[2])
+    cu_seqlens = None
+    if key_mask is None and layer is None and q.shape[2] == k.shape[2]:
+        cu_seqlens = packed_boundaries(
+            options.get("position_ids"), options.get("cu_seq_lens_q"), q.shape[0], q.shape[2]
+        )
+    return Call(
+        module, q, k, v, key_mask, cu_seqlens, causal, _is_cross(module, causal, q, k),
+        q.shape[3] ** -0.5 if scaling is None else float(scaling), dropout, options.get("sliding_window"), layer,
+        _weights_wanted(module, options),
+    )  # fmt: skip
+
+
+def refuse_growing_cache(call: Call) -> None:
+    """A causal call with more keys than queries comes from a cache that keeps all keys."""
+    if call.causal and call.layer is None and call.q.shape[2] != call.k.shape[2]:
+        raise ValueError(
+            f"{call.k.shape[2]} keys for {call.q.shape[2]} queries: a cache that keeps every key (DynamicCache) came with "
+            "a causal linear attention, whose past is a state of constant size. Let generate() choose the cache, or pass "
+            "past_key_values=lln.hf.LLNCache.of(model), or use_cache=False"
+        )
+
+
+def _is_causal(module: nn.Module, asked: bool | None) -> bool:
+    if asked is not None:
+        return bool(asked)
+    if getattr(getattr(module, "config", None), "is_causal", None) is False:
+        return False
+    return bool(getattr(module, "is_causal", True))
+
+
+def _is_cross(module: nn.Module, causal: bool, q: Tensor, k: Tensor) -> bool:
+    """Whether keys come from another sequence; told by the module, since equal lengths may be a coincidence."""
+    if causal:
+        return False
+    named = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
+    return bool(named or getattr(module, "is_decoder", False)) or q.shape[2] != k.shape[2]
+
+
+def _weights_wanted(module: nn.Module, options: dict[str, Any]) -> bool:
+    wanted = options.get("output_attentions")
+    if wanted is None:
+        wanted = getattr(getattr(module, "config", None), "output_attentions", False)
+    if wanted or torch.compiler.is_compiling():
+        return bool(wanted)
+    # Some models (GPT-2) do not hand the flag on, but the one who collects the weights is there to be seen.
+    from transformers.utils.output_capturing import _active_collector
+
+    collected = _active_collector.get()
+    return collected is not None and any("attentions" in name for name in collected)

@@ -1,0 +1,112 @@
+"""`model.config.lln`: what a model's LLN attention is to do. A plain dictionary in the config, so it is saved with it.
+
+>>> options = LLNOptions(block_size=32)
+>>> LLNOptions.from_dict(options.to_dict()) == options
+True
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lln.matching import DEFAULT_TARGET, TARGETS
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What has to be known of one attention module to give it its parameters before its weights are loaded."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    per_feature: bool = False  # alpha and beta have a number per head and feature, not just per head
+    maps: bool = False  # q and k go through a linear map per head first
+
+
+@dataclass(frozen=True)
+class LLNOptions:
+    """Options of `lln` and `lln_diag`.
+
+    version: of this schema.
+    attention: the implementation a converted model is to be loaded with; None leaves it to the caller.
+    target: what moment matching matches, 'entropy', 'variance' or 'paper'.
+    block_size, mix: of LLN+Diag; mix is the weight of the LLN branch.
+    subtract_mean_key: per sample in bidirectional models; in causal ones the mean key comes from `convert`.
+    alpha, beta: fixed values, a number or one for each head (query heads, key heads); None: matched to each sample, or
+        taken from the parameters that `convert` attached. Causal models need one of the two.
+    layers: of a converted model, the shape of each attention module in order; None where softmax is kept.
+    """
+
+    version: int = VERSION
+    attention: str | None = None
+    target: str = DEFAULT_TARGET
+    block_size: int = 64
+    mix: float = 0.5
+    subtract_mean_key: bool = False
+    alpha: float | list[float] | None = None
+    beta: float | list[float] | None = None
+    layers: list[LayerShape | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"config.lln has version {self.version!r}; this release reads version {VERSION}")
+        if self.target not in TARGETS:
+            raise ValueError(
+                f"config.lln['target'] must be one of {', '.join(map(repr, TARGETS))}, got {self.target!r}"
+            )
+        if not isinstance(self.block_size, int) or self.block_size < 1:
+            raise ValueError(f"config.lln['block_size'] must be a whole number of at least 1, got {self.block_size!r}")
+        if not _is_number(self.mix) or not 0.0 <= self.mix <= 1.0:
+            raise ValueError(f"config.lln['mix'] must be a number from 0 to 1, got {self.mix!r}")
+        if (self.alpha is None) != (self.beta is None):
+            raise ValueError(
+                f"config.lln needs alpha and beta together or neither, got alpha={self.alpha!r}, beta={self.beta!r}"
+            )
+        for name in ("alpha", "beta"):
+            _check_scale(name, getattr(self, name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What goes into the config: only what differs from the defaults, and the version."""
+        given = asdict(self)
+        defaults = {f.name: f.default for f in fields(self)}
+        return {n: x for n, x in given.items() if n == "version" or x != defaults[n]}
+
+    @staticmethod
+    def from_dict(given: Any) -> "LLNOptions":
+        if isinstance(given, LLNOptions):
+            return given
+        if not isinstance(given, dict):
+            raise TypeError(f"config.lln must be a dictionary of options, got {type(given).__name__}")
+        unknown = [name for name in given if name not in _NAMES]
+        if unknown:
+            raise ValueError(f"config.lln has no option {', '.join(map(repr, unknown))}; it has: {', '.join(_NAMES)}")
+        layers = given.get("layers")
+        if layers is not None:
+            layers = [x if x is None or isinstance(x, LayerShape) else LayerShape(**x) for x in layers]
+        return LLNOptions(**{**given, "layers": layers})
+
+
+_NAMES = tuple(f.name for f in fields(LLNOptions))  # read here, since compiled graphs cannot
+
+
+def options_of(config: Any) -> LLNOptions:
+    """The options in a model's config, or the defaults; without `layers`, which only construction needs."""
+    given = getattr(config, "lln", None)
+    if given is None:
+        return LLNOptions()
+    if isinstance(given, dict):
+        given = {name: x for name, x in given.items() if name != "layers"}
+    return LLNOptions.from_dict(given)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def _check_scale(name: str, given: Any) -> None:
+    numbers = given if isinstance(given, (list, tuple)) else [given]
+    if given is not None and not (numbers and all(_is_number(x) and x > 0 for x in numbers)):
+        raise ValueError(
+            f"config.lln[{name!r}] must be a positive number or a list of one for each head, got {given!r}"
+        )

@@ -1,0 +1,154 @@
+"""generate() with a state of constant size: equal to no cache at all, and flat."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lln.hf import LLNCache, convert
+from tests.hf.models import CAUSAL, inputs, make
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True},
+    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "several": {"do_sample": True, "num_return_sequences": 2},
+}
+
+
+def _generate(model: Any, use_cache: bool, mask: torch.Tensor | None = None, **way: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    ids = inputs("llama", batch=3, length=21)["input_ids"]
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids) if mask is None else mask, use_cache=use_cache,
+        max_new_tokens=14, min_new_tokens=14, **way,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_cache_changes_nothing(family: str, way: str) -> None:
+    model = make(family)
+    mask = torch.ones(3, 21, dtype=torch.long)
+    mask[0, :5], mask[1, :17] = 0, 0  # blocks of 8: left padding shorter and longer than a block
+    with_cache = _generate(model, True, mask, **WAYS[way])
+    assert torch.equal(with_cache, _generate(model, False, mask, **WAYS[way]))
+
+
+@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_the_cache_changes_nothing_in_other_families(family: str, attention: str) -> None:
+    model = make(family, attention)
+    assert torch.equal(_generate(model, True, do_sample=False), _generate(model, False, do_sample=False))
+
+
+@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_prefill_in_pieces_equals_one_forward(family: str, attention: str) -> None:
+    model = make(family, attention)
+    ids = inputs(family, batch=2, length=30)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :11] = 0
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, use_cache=False).logits
+        cache, pieces = LLNCache.of(model), []
+        for a, b in ((0, 3), (3, 16), (16, 17), (17, 30)):
+            pieces.append(model(ids[:, a:b], attention_mask=mask[:, :b], past_key_values=cache, use_cache=True).logits)
+    counts = mask.bool()
+    torch.testing.assert_close(torch.cat(pieces, 1)[counts], whole[counts], rtol=1e-4, atol=1e-4)
+
+
+def test_the_cache_does_not_grow() -> None:
+    model = make("llama")
+    cache = LLNCache.of(model)
+    sizes = []
+    with torch.no_grad():
+        for step in range(3):
+            model(inputs("llama", length=20 + step)["input_ids"], past_key_values=cache, use_cache=True)
+            sizes.append(cache.nbytes())
+    assert sizes[0] == sizes[1] == sizes[2] > 0
+    assert cache.get_seq_length() == 63
+
+
+def test_generate_refuses_what_needs_a_rollback() -> None:
+    model = make("llama")
+    with pytest.raises(ValueError, match="taken out of it again"):
+        _generate(model, True, prompt_lookup_num_tokens=3)
+    with pytest.raises(ValueError, match="taken out of it again"):
+        LLNCache.of(model).crop(-1)
+
+
+def test_generate_refuses_a_cache_of_keys() -> None:
+    from transformers import DynamicCache
+
+    model = make("llama")
+    with pytest.raises(ValueError, match="DynamicCache keeps every key"):
+        _generate(model, True, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="cache_implementation"):
+        _generate(model, True, cache_implementation="static")
+
+
+def test_a_zoo_member_generates_without_cache_only() -> None:
+    model = make("llama", "elu")
+    assert _generate(model, False).shape == (3, 35)
+    with pytest.raises(ValueError, match="use_cache=False"):
+        _generate(model, True)
+
+
+def test_softmax_models_generate_as_ever() -> None:
+    model = make("llama", "sdpa")
+    assert torch.equal(_generate(model, True, do_sample=False), _generate(model, False, do_sample=False))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_with_some_softmax_layers_generates(family: str) -> None:
+    model = make(family, "sdpa")
+    model.config.lln = None
+    convert(model, calibrate=[inputs(family)], keep_softmax=[0], block_size=8)
+    mask = torch.ones(3, 21, dtype=torch.long)
+    mask[0, :5] = 0
+    assert torch.equal(_generate(model, True, mask, do_sample=False), _generate(model, False, mask, do_sample=False))
+
+
+@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+def test_compiled_decoding_does_not_recompile_at_each_step(attention: str) -> None:
+    model = make("llama", attention)
+    ids = inputs("llama", batch=2, length=40)["input_ids"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        cache = LLNCache.of(model)
+        logits = [model(ids[:, :10], past_key_values=cache, use_cache=True).logits]
+        graphs = []
+        for i in range(10, 40):
+            logits.append(step(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True).logits)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-4, atol=1e-4)
+    assert graphs[-1] == graphs[3] <= 3, f"graphs after each step: {graphs}"
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_decoder_with_cross_attention_generates(kind: str) -> None:
+    from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
+
+    from tests.hf.models import spread_out
+
+    torch.manual_seed(0)
+    common = {"vocab_size": 40, "add_cross_attention": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if kind == "bert":
+        config: Any = BertConfig(
+            **common, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, is_decoder=True
+        )
+    else:
+        config = GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    config.lln = {"alpha": 2.0, "beta": 2.0, "block_size": 8}
+    make_model: Any = BertLMHeadModel if kind == "bert" else GPT2LMHeadModel
+    model = spread_out(make_model._from_config(config, attn_implementation="lln_diag").eval())
+    encoded = torch.randn(3, 9, 32)
+    made = [_generate(model, use_cache, do_sample=False, encoder_hidden_states=encoded) for use_cache in (True, False)]
+    assert torch.equal(*made)
+    other = _generate(model, True, do_sample=False, encoder_hidden_states=torch.randn(3, 9, 32))
+    assert not torch.equal(made[0], other), "the encoder's states must matter"

@@ -1,0 +1,92 @@
+"""The conversion report and the decoding benchmark, on tiny models, through the command line."""
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from lln.bench.decode import Decoder, Plan
+from lln.hf.measure import choose_texts, perplexity, read_texts, similarity
+from tests.hf.models import VOCABULARY, inputs, make
+
+typer = pytest.importorskip("typer")
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def _texts(folder: Path) -> Path:
+    path = folder / "texts.jsonl.xz"
+    lengths = [40, 8, 50, 9, 64, 7, 45, 10]
+    with lzma.open(path, "wt") as lines:
+        for row, length in enumerate(lengths):
+            words = torch.randint(2, VOCABULARY, (length,), generator=torch.Generator().manual_seed(row))
+            lines.write(json.dumps({"text": " ".join(f"w{i}" for i in words)}) + "\n")
+    return path
+
+
+def test_texts_are_read_and_chosen_by_length(tmp_path: Path) -> None:
+    path = _texts(tmp_path)
+    assert len(list(read_texts(path))) == 8
+    long, short = choose_texts(path, _tokenizer(), 3, 32)
+    assert [len(t.split()) for t in long] == [40, 50, 64] and [len(t.split()) for t in short] == [8, 9, 7]
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_the_command_converts_saves_and_reports(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+    from typer.testing import CliRunner
+
+    from lln.cli.convert import convert
+
+    model = make(family, "sdpa")
+    del model.config.lln
+    model.save_pretrained(tmp_path / "model")
+    _tokenizer().save_pretrained(tmp_path / "model")
+    app = typer.Typer()
+    app.command()(convert)
+    arguments = [
+        str(tmp_path / "model"),
+        "--data",
+        str(_texts(tmp_path)),
+        "--out",
+        str(tmp_path / "out"),
+        "--no-memory",
+    ]
+    arguments += ["--texts", "2", "--test-texts", "3", "--max-length", "32", "--block-size", "8"]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((tmp_path / "out" / "convert.json").read_text())
+    assert set(result["converted"]) == {"long", "short"} and result["time"][0]["ratio"]["original"] == 1.0
+    expected = {"bert": {"cosine", "correlation_of_pairs"}, "llama": {"perplexity", "perplexity_before"}}[family]
+    assert set(result["converted"]["long"]) == expected
+    assert AutoModel.from_pretrained(tmp_path / "out").config._attn_implementation == "lln_diag"
+
+
+def test_similarity_of_a_thing_to_itself_is_one() -> None:
+    x = torch.nn.functional.normalize(torch.randn(5, 8), dim=-1)
+    assert similarity(x, x) == pytest.approx({"cosine": 1.0, "correlation_of_pairs": 1.0}, abs=1e-5)
+
+
+def test_perplexity_ignores_padding() -> None:
+    model = make("llama", "sdpa")
+    ids = inputs("llama", batch=1, length=12)["input_ids"]
+    plain = perplexity(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    padded = torch.cat([ids, torch.full((1, 4), 9)], 1)
+    mask = torch.cat([torch.ones_like(ids), torch.zeros(1, 4, dtype=torch.long)], 1)
+    assert perplexity(model, [{"input_ids": padded, "attention_mask": mask}]) == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_longer_context_takes_no_more_state() -> None:
+    plan = Plan(layers=1, heads=2, head_dim=8, piece=64)
+    sizes = {a: [Decoder(plan, a, n).cache_bytes() for n in (100, 400)] for a in ("lln", "lln_diag", "sdpa")}
+    assert sizes["lln"][0] == sizes["lln"][1] and sizes["lln_diag"][0] == sizes["lln_diag"][1]
+    assert sizes["sdpa"][1] == 4 * sizes["sdpa"][0]

@@ -5,14 +5,17 @@
 of `AUTOMATIC` that is available and takes the given tensors is used.
 """
 
+import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lln.backends import chunked, native, oracle
 
 AUTOMATIC = ("native", "chunked")
 _NATIVE_UNAVAILABLE = native.available()  # asked once, so that a compiled graph need not ask
+_noticed = False
 
 
 def names() -> tuple[str, ...]:
@@ -34,6 +37,7 @@ def refusal(name: str, q: Tensor, k: Tensor, v: Tensor) -> str | None:
 def pick(name: str | None, q: Tensor, k: Tensor, v: Tensor) -> str:
     """The backend asked for, or the first automatic one that fits."""
     if name is None:
+        _notice_slower_path(q)
         return next(candidate for candidate in AUTOMATIC if refusal(candidate, q, k, v) is None)
     if name not in names():
         raise ValueError(f"unknown backend {name!r}; there are {', '.join(map(repr, names()))}")
@@ -41,6 +45,15 @@ def pick(name: str | None, q: Tensor, k: Tensor, v: Tensor) -> str:
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot be used here: {reason}")
     return name
+
+
+def _notice_slower_path(q: Tensor) -> None:
+    """Say once that tensors on CPU take the slower path because the kernel is missing."""
+    global _noticed
+    if _NATIVE_UNAVAILABLE is None or _noticed or q.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    _noticed = True
+    warnings.warn(f"LLN attention on CPU uses the slower backend 'chunked': {_NATIVE_UNAVAILABLE}", stacklevel=4)
 
 
 def forward(name: str, *operands: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:

@@ -29,10 +29,12 @@ Every attention of the paper's tables under one interface, each written from its
 growth of cost by count.
 
 ```python
+import torch
 import lln.zoo
 
 lln.zoo.names()
 layer = lln.zoo.build("performer", embed_dim=768, num_heads=12, max_length=4096, features=256)
+x, mask = torch.randn(2, 100, 768), torch.arange(100) < torch.tensor([[100], [80]])
 y = layer(x, key_padding_mask=mask)        # x (B, N, E); mask (B, N), True where a key counts
 P = layer.dense(x)                         # (B, H, N, N), where the member has a matrix
 f = lln.zoo.attention("elu")               # f(q, k, v), heads first, for members without weights of their own

@@ -303,3 +303,19 @@ def test_the_oracle_as_a_backend() -> None:
     torch.testing.assert_close(
         lln_attention(q, k, v, 2.0, 1.5, backend="oracle"), oracle.attention(q, k, v, *scales)[0].float()
     )
+
+
+@either_direction
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_lln_diag_is_the_same_with_and_without_padding(causal: bool, side: str) -> None:
+    q, k, v = qkv(length=100)
+    garbage = [torch.full((*x.shape[:2], 37, x.shape[3]), torch.nan) for x in (q, k, v)]
+    garbage[0] = torch.zeros_like(garbage[0])  # a query that does not count may be anything finite
+    pairs = [(g, x) if side == "left" else (x, g) for g, x in zip(garbage, (q, k, v), strict=True)]
+    padded = [torch.cat(pair, dim=2) for pair in pairs]
+    real = slice(37, 137) if side == "left" else slice(0, 100)
+    mask = torch.zeros(2, 137, dtype=torch.bool)
+    mask[:, real] = True
+    out = lln_diag_attention(*padded, 2.0, 1.5, key_padding_mask=mask, is_causal=causal)[:, :, real]
+    alone = lln_diag_attention(q, k, v, 2.0, 1.5, is_causal=causal)
+    torch.testing.assert_close(out, alone, atol=4 * torch.finfo(torch.float32).eps * float(v.abs().max()), rtol=0)

@@ -200,3 +200,19 @@ def test_a_config_for_another_model_is_refused() -> None:
 def test_tensors_are_taken_as_the_models_main_input() -> None:
     model = _softmax_model("vit")
     assert set(batches_of([torch.randn(1, 3, 32, 32)], model)[0]) == {"pixel_values"}
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_a_shift_of_all_keys_leaves_a_converted_model_as_softmax_leaves_it(fit: bool) -> None:
+    """Softmax does not see a constant added to every key; with the mean key subtracted LLN does not either."""
+    outputs = []
+    for shift in (0.0, 3.0):
+        model = _softmax_model("bert")
+        with torch.no_grad():
+            for module in attention_modules(model):
+                module.key.bias.add_(
+                    shift * torch.linspace(-1, 1, 32)
+                )  # one for each feature: a common one cancels anyway
+            convert(model, calibrate=[inputs("bert")], block_size=8, fit=fit)
+            outputs.append(output(model, **inputs("bert")))
+    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)

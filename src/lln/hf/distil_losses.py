@@ -4,6 +4,8 @@
                 own activations. No gradient goes through the model.
     end to end  |h - t|^2 / |t - mean t|^2 of the last hidden states, and the same of their mean over each text's tokens;
                 for models with logits, the Kullback-Leibler divergence of the next token's distribution in nats.
+
+Errors are relative, so that layers of different scale count alike. Padding does not count.
 """
 
 from collections.abc import Callable
@@ -19,28 +21,33 @@ from lln.hf.call import Call
 from lln.hf.capture import watching
 
 Batch = dict[str, Tensor]
+Captured = tuple[Call, Tensor]  # a call of attention, its module the student's, and the teacher's output (B, N, Hq, Dv)
 
 
-def backward_through_layers(teacher: Any, pairs: dict[nn.Module, nn.Module], batch: Batch, blocks: bool) -> list[float]:
-    """One forward pass of the teacher; gradients of each layer's error are added up as it goes by. The errors, in order.
+def capture_layers(teacher: Any, pairs: dict[nn.Module, nn.Module], batch: Batch) -> list[Captured]:
+    """One forward pass of the teacher: what each of its attention modules was given and gave.
 
-    pairs: the student's attention module for each of the teacher's. Each layer's graph is freed before the next begins,
-    so memory is that of one layer.
+    pairs: the student's attention module for each of the teacher's; others are passed over.
     """
-    errors: list[float] = []
+    captured: list[Captured] = []
 
     def watch(call: Call, target: Tensor) -> None:
-        module = pairs.get(call.module)
-        if module is None:
-            return
-        with torch.enable_grad():
-            own = replace(call, module=module, dropout=0.0, layer=None, weights_wanted=False)
-            loss = relative_error(attend(own, blocks)[0], target, rows_that_count(call))
-            loss.backward()
-        errors.append(float(loss.detach()))
+        if call.module in pairs:
+            own = replace(call, module=pairs[call.module], dropout=0.0, layer=None, weights_wanted=False)
+            captured.append((own, target))
 
     with watching(teacher, watch), torch.no_grad():
         teacher(**without_labels(batch))
+    return captured
+
+
+def backward_of_layers(captured: list[Captured], blocks: bool) -> list[float]:
+    """The error of each layer, in order; gradients are added up. Memory is that of one layer's graph."""
+    errors = []
+    for call, target in captured:
+        loss = relative_error(attend(call, blocks)[0], target, rows_that_count(call))
+        loss.backward()  # type: ignore[no-untyped-call]
+        errors.append(float(loss.detach()))
     return errors
 
 
@@ -67,7 +74,9 @@ def token_divergence(given: Tensor, wanted: Tensor, mask: Tensor | None) -> Tens
     if mask is not None:
         given, wanted = given[mask.bool()], wanted[mask.bool()]
     given, wanted = given.flatten(0, -2), wanted.flatten(0, -2)
-    return F.kl_div(given.float().log_softmax(-1), wanted.float().log_softmax(-1), log_target=True, reduction="batchmean")
+    return F.kl_div(
+        given.float().log_softmax(-1), wanted.float().log_softmax(-1), log_target=True, reduction="batchmean"
+    )
 
 
 def pooled(hidden: Tensor, rows: Tensor | None) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from lln.instruments.attention import Attention
 from lln.instruments.checks import check_finite, check_key_mask, check_queries_and_keys
 
+ROWS_IN_CACHE = 2048  # features are made in pieces of this many rows: at length 65,536 memory traffic is what costs
+
 
 class LinearAttention(Attention):
     """phi_q (B, Hq, Nq, F), phi_k (B, Hk, Nk, F): the features of queries and keys."""
@@ -28,7 +30,7 @@ class LinearAttention(Attention):
             phi_q.detach().to(torch.float64, copy=True), _match_heads(phi_k, phi_q), key_padding_mask, is_causal
         )
 
-    def _set_features(  # phi_q is overwritten: at length 65,536 memory traffic is what costs
+    def _set_features(  # phi_q is overwritten
         self, phi_q: Tensor, phi_k: Tensor, key_padding_mask: Tensor | None, is_causal: bool
     ) -> None:
         super().__init__((*phi_q.shape[:3], phi_k.shape[2]), torch.float64, phi_q.device)
@@ -103,10 +105,12 @@ class LLNAttention(LinearAttention):
         self._mask = key_padding_mask
         log_phi_q, log_phi_k = self._log_features()
         highest = log_phi_k.amax(2, keepdim=True)  # (B, Hq, 1, D)
-        log_phi_q += highest
-        phi_q = log_phi_q.sub_(log_phi_q.amax(-1, keepdim=True)).exp_()
-        phi_k = log_phi_k.sub_(highest).exp_()
-        self._set_features(phi_q, phi_k, key_padding_mask, is_causal)
+        for rows in log_phi_q.split(ROWS_IN_CACHE, dim=2):
+            rows += highest
+            rows.sub_(rows.amax(-1, keepdim=True)).exp_()
+        for rows in log_phi_k.split(ROWS_IN_CACHE, dim=2):
+            rows.sub_(highest).exp_()
+        self._set_features(log_phi_q, log_phi_k, key_padding_mask, is_causal)
 
     def _log_features(self) -> tuple[Tensor, Tensor]:
         """alpha q + w (B, Hq, Nq, D) and beta k (B, Hq, Nk, D), -inf for keys that do not count."""

@@ -31,8 +31,8 @@ class SoftmaxAttention(Attention):
         if mask is not None and (is_causal or key_padding_mask is not None):
             raise ValueError("give either a full mask, or key_padding_mask and is_causal, not both")
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.q = q.detach().to(dtype)
-        self.k = k.detach().to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        self.q = q.detach().to(dtype).contiguous()
+        self.k = k.detach().to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1).contiguous()
         super().__init__((*q.shape[:3], k.shape[2]), dtype, q.device)
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.is_causal = is_causal or (mask is not None and _is_triangular(mask.detach(), self.shape))
@@ -64,9 +64,10 @@ class SoftmaxAttention(Attention):
         plain_causal = self.is_causal and self.key_padding_mask is None and self.mask is None
         mask = None if plain_causal else self._score_addition(every)
         for piece in values.to(self.dtype).split(self.width, dim=-1):
-            missing = self.width - piece.shape[-1]
+            # SDPA forms no N x N matrix only if the values are as wide as the head and lie row by row; a QR factor does not.
+            full = F.pad(piece, (0, self.width - piece.shape[-1])).contiguous()
             out = F.scaled_dot_product_attention(
-                self.q, self.k, F.pad(piece, (0, missing)), attn_mask=mask, is_causal=plain_causal, scale=self.scale
+                self.q, self.k, full, attn_mask=mask, is_causal=plain_causal, scale=self.scale
             )
             pieces.append(out[..., : piece.shape[-1]])
         return torch.cat(pieces, dim=-1)

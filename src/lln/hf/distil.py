@@ -1,0 +1,146 @@
+"""Distillation: a converted model is trained to follow the softmax model it came from.
+
+    1. layer by layer  each attention on the teacher's own activations, towards the teacher's attention output
+    2. end to end      the whole model, towards the teacher's hidden states or logits
+
+Only what `convert` attached learns: alpha, beta, the feature bias, the mixing and maps of q and k. The teacher is the model
+itself with softmax in place of LLN, unless another is given, so no second copy is needed.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lln.hf.calibration_data import batches_of
+from lln.hf.distil_plan import END_TO_END, STAGES, split
+from lln.hf.distil_progress import progress_bar
+from lln.hf.distil_train import Training
+from lln.hf.maps import KINDS, converted_modules, fold, make_room
+from lln.hf.modules import attention_modules
+
+LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "maps")
+
+
+def distil(
+    model: Any,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    teacher: Any = None,
+    steps: int = 300,
+    lr: float = 2e-2,
+    stage: str = "both",
+    learn: Iterable[str] = LEARNABLE,
+    maps: str | None = "free",
+    end_to_end_lr: float | None = None,
+    max_length: int = 512,
+    batch_size: int = 4,
+    group: int = 12,
+    passes: int = 4,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 25,
+    resume: bool = True,
+    progress: bool = True,
+    on_step: Callable[[str, int, list[float]], None] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Train a model that `lln.hf.convert` converted to follow its softmax original, in place; returns the model.
+
+    data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.
+    teacher: the softmax model to follow; None: this model with softmax attention.
+    steps: in all; with stage='both', two thirds layer by layer and one third end to end.
+    lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
+    stage: 'layers', 'end_to_end' or 'both'.
+    learn: what learns, out of alpha, beta, feature_bias, mix, maps.
+    maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
+        nothing (models without rotary positions); None leaves maps out.
+    group, passes: the teacher's activations of `group` batches are kept in memory and gone through `passes` times.
+    checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have.
+    on_step: called with the stage, the step's number and its errors (one for each layer, or one).
+    """
+    learn = _check(model, steps, lr, stage, learn, maps, group, passes)
+    batches = batches_of(data, model, tokenizer, max_length, batch_size)
+    kept = maps if "maps" in learn else None
+    make_room(model, kept, per_feature=True)
+    parameters = _let_learn(model, learn, kept)
+    frozen = [(x, x.requires_grad) for x in model.parameters() if not any(x is p for p in parameters.values())]
+    for x, _ in frozen:
+        x.requires_grad_(False)
+    mode = model.training
+    model.eval()
+    rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
+    settings = {
+        "steps": steps, "stage": stage, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
+        "passes": passes, "seed": seed, "batches": len(batches),
+    }  # fmt: skip
+    training = Training(
+        model, model if teacher is None else teacher, batches, parameters, settings,
+        None if checkpoint is None else Path(checkpoint), checkpoint_every,
+    )  # fmt: skip
+    try:
+        with torch.enable_grad(), progress_bar(progress, steps) as show:
+            training.run(split(steps, stage), rates, resume, _both(show, on_step))
+    finally:
+        for p in parameters.values():
+            p.requires_grad_(False)
+            p.grad = None
+        for x, before in frozen:
+            x.requires_grad_(before)
+        model.train(mode)
+    if kept == "folded":
+        fold(model)
+    return model
+
+
+def _check(
+    model: Any, steps: int, lr: float, stage: str, learn: Iterable[str], maps: str | None, group: int, passes: int
+) -> tuple[str, ...]:
+    if not converted_modules(model):
+        raise ValueError(
+            "distil trains what lln.hf.convert measured and attached: convert the model first, "
+            "lln.hf.convert(model, calibrate=texts)"
+        )
+    for name, value in {"steps": steps, "group": group, "passes": passes}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr!r}")
+    if stage not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
+    if stage == "both" and steps < 3:
+        raise ValueError(f"stage='both' needs at least 3 steps, got {steps}")
+    if maps not in KINDS:
+        raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
+    chosen = (learn,) if isinstance(learn, str) else tuple(learn)
+    unknown = [name for name in chosen if name not in LEARNABLE]
+    if unknown or not chosen:
+        raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
+    return chosen
+
+
+def _let_learn(model: Any, learn: tuple[str, ...], maps: str | None) -> dict[str, Tensor]:
+    """The parameters that learn, by name; of folded maps the key's alone, since the query's follows from it."""
+    names = {name for name in learn if name != "maps"}
+    if maps is not None:
+        names |= {"key_map"} if maps == "folded" else {"key_map", "query_map"}
+    found = {}
+    for number, module in enumerate(attention_modules(model)):
+        own = getattr(module, "lln", None)
+        for name, parameter in () if own is None else own.named_parameters():
+            if name in names:
+                found[f"{number}.{name}"] = parameter.requires_grad_(True)
+    return found
+
+
+def _both(
+    show: Callable[[str, int, list[float]], None], told: Callable[[str, int, list[float]], None] | None
+) -> Callable[[str, int, list[float]], None]:
+    def on_step(stage: str, step: int, errors: list[float]) -> None:
+        show(stage, step, errors)
+        if told is not None:
+            told(stage, step, errors)
+
+    return on_step

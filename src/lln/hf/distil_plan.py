@@ -1,0 +1,64 @@
+"""Which batch each step of a distillation takes, and how large its steps are: functions of the step number alone.
+
+Softmax runs once over a group of batches, whose activations are then gone through several times. Order depends on the seed and
+the group's number only, so a resumed run goes on exactly as it would have.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+LAYERS, END_TO_END = "layers", "end_to_end"
+STAGES = (LAYERS, END_TO_END, "both")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """steps: of this stage. group: batches whose teacher's activations are kept at once. passes: over each group."""
+
+    steps: int
+    batches: int
+    group: int
+    passes: int
+    seed: int
+
+    @property
+    def group_steps(self) -> int:
+        return min(self.group, self.batches) * self.passes
+
+    def group_of(self, step: int) -> int:
+        return step // self.group_steps
+
+    def members(self, group: int) -> list[int]:
+        """Numbers of the batches of a group: the data in a random order, epoch after epoch."""
+        size = min(self.group, self.batches)
+        found = []
+        for at in range(group * size, (group + 1) * size):
+            epoch, place = divmod(at, self.batches)
+            found.append(int(self._shuffled(self.batches, epoch, stream=0)[place]))
+        return found
+
+    def member(self, step: int) -> int:
+        """Which of its group's batches a step takes."""
+        size = min(self.group, self.batches)
+        group, within = divmod(step, self.group_steps)
+        turn, place = divmod(within, size)
+        return int(self._shuffled(size, group * self.passes + turn, stream=1)[place])
+
+    def factor(self, step: int) -> float:
+        """On the learning rate: a short warm-up, then half a cosine down to zero."""
+        warm_up = min(1.0, (step + 1) / max(1, min(10, self.steps // 10)))
+        return warm_up * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+    def _shuffled(self, size: int, number: int, stream: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed((self.seed * 2 + stream) * 1_000_003 + number)
+        return torch.randperm(size, generator=generator)
+
+
+def split(steps: int, stage: str) -> dict[str, int]:
+    """How many steps each stage gets; together, two thirds layer by layer."""
+    if stage == "both":
+        end = steps // 3
+        return {LAYERS: steps - end, END_TO_END: end}
+    return {stage: steps}

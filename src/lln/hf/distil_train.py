@@ -1,0 +1,121 @@
+"""The training loop of a distillation: both stages, with checkpoints and an exact resume."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lln.hf.capture import watching
+from lln.hf.distil_checkpoint import load_checkpoint, save_checkpoint
+from lln.hf.distil_losses import Batch, backward_of_layers, capture_layers, end_to_end_loss, without_labels
+from lln.hf.distil_plan import LAYERS, Plan
+from lln.hf.modules import attention_modules
+
+OnStep = Callable[[str, int, list[float]], None]
+BETAS = (0.9, 0.99)
+
+
+class Training:
+    """One distillation. Everything a step does follows from its number, so a run can stop and go on anywhere."""
+
+    def __init__(
+        self,
+        model: Any,
+        teacher: Any,
+        batches: list[Batch],
+        parameters: dict[str, Tensor],
+        settings: dict[str, Any],
+        folder: Path | None,
+        every: int,
+    ) -> None:
+        self.model, self.teacher, self.batches = model, teacher, batches
+        teacher.eval()
+        self.parameters, self.settings, self.folder, self.every = parameters, settings, folder, every
+        self.pairs = _pairs(model, teacher)
+        self.blocks = model.config._attn_implementation == "lln_diag"
+        self.kept: tuple[tuple[str, int] | None, list[Any]] = (None, [])  # which group, and what the teacher did there
+
+    def run(self, stages: dict[str, int], rates: dict[str, float], resume: bool, on_step: OnStep) -> None:
+        """All stages one after the other, each with a fresh Adam; a checkpoint is of the stage it was written in."""
+        optimizers = {stage: torch.optim.Adam(list(self.parameters.values()), betas=BETAS) for stage in stages}
+        at_stage, at_step = next(iter(stages)), 0
+        if self.folder is not None and resume:
+            at_stage, at_step = self._resume(optimizers, at_stage)
+        order = list(stages)
+        for stage in order[order.index(at_stage) :]:
+            plan = Plan(
+                stages[stage], len(self.batches), self.settings["group"], self.settings["passes"], self.settings["seed"]
+            )
+            start = at_step if stage == at_stage else 0
+            for step in range(start, plan.steps):
+                on_step(stage, step, self._step(stage, step, plan, optimizers[stage], rates[stage]))
+                if self.folder is not None and ((step + 1) % self.every == 0 or step + 1 == plan.steps):
+                    reached = {"stage": stage, "step": step + 1, "settings": self.settings}
+                    save_checkpoint(self.folder, self.parameters, optimizers[stage], reached)
+
+    def _resume(self, optimizers: dict[str, torch.optim.Adam], first: str) -> tuple[str, int]:
+        assert self.folder is not None
+        for stage, optimizer in optimizers.items():
+            progress = load_checkpoint(self.folder, self.parameters, optimizer, self.settings)
+            if progress is None:
+                break
+            if progress["stage"] == stage:
+                return stage, int(progress["step"])
+            optimizer.state.clear()
+        return first, 0
+
+    def _step(self, stage: str, step: int, plan: Plan, optimizer: torch.optim.Adam, rate: float) -> list[float]:
+        for options in optimizer.param_groups:
+            options["lr"] = rate * plan.factor(step)
+        optimizer.zero_grad()
+        shown = self._group(stage, plan, plan.group_of(step))
+        if stage == LAYERS:
+            errors = backward_of_layers(shown[plan.member(step)], self.blocks)
+        else:
+            batch, wanted = shown[plan.member(step)]
+            loss = end_to_end_loss(self.model, self._wanted(batch) if wanted is None else wanted, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            errors = [float(loss.detach())]
+        optimizer.step()
+        self._keep_mixing_inside()
+        return errors
+
+    def _group(self, stage: str, plan: Plan, group: int) -> list[Any]:
+        """What the teacher does on the batches of a group, computed once for all passes over it."""
+        if self.kept[0] != (stage, group):
+            self.kept = (None, [])  # free the last group before making the next
+            chosen = [self.batches[i] for i in plan.members(group)]
+            shown = [
+                capture_layers(self.teacher, self.pairs, batch)
+                if stage == LAYERS
+                else (batch, self._kept_output(batch))
+                for batch in chosen
+            ]
+            self.kept = ((stage, group), shown)
+        return self.kept[1]
+
+    def _kept_output(self, batch: Batch) -> Any:
+        """The teacher's output, or None where it is as wide as a vocabulary: that is made anew each time."""
+        return None if self.teacher.get_output_embeddings() is not None else self._wanted(batch)
+
+    @torch.no_grad()
+    def _wanted(self, batch: Batch) -> Any:
+        with watching(self.teacher, lambda call, out: None):
+            return self.teacher(**without_labels(batch))
+
+    @torch.no_grad()
+    def _keep_mixing_inside(self) -> None:
+        for name, x in self.parameters.items():
+            if name.endswith(".mix"):
+                x.clamp_(0.0, 1.0)
+
+
+def _pairs(model: Any, teacher: Any) -> dict[nn.Module, nn.Module]:
+    own, followed = attention_modules(model), attention_modules(teacher)
+    if len(own) != len(followed):
+        raise ValueError(
+            f"the teacher has {len(followed)} attention modules and the model {len(own)}: layers cannot be paired"
+        )
+    return {t: m for t, m in zip(followed, own, strict=True) if getattr(m, "lln", None) is not None}

@@ -53,4 +53,4 @@ def test_help_helps(command: tuple[str, ...]) -> None:
 
 def test_a_wrong_option_is_refused_with_what_fits() -> None:
     result = runner.invoke(app, ["demo", "--steps", "0"], env={"COLUMNS": "120"})
-    assert result.exit_code == 2 and "0 is not in the range x>=1" in result.output
+    assert result.exit_code == 2 and "--steps" in result.output and "greater than or equal to 1" in result.output

@@ -4,6 +4,7 @@ import typer
 
 from lln.cli import reproduce
 from lln.cli.bench_decode import decode
+from lln.cli.bench_encode import encode
 from lln.cli.bench_instruments import bench_instruments
 from lln.cli.bench_kernels import kernels
 from lln.cli.bench_operator import operator
@@ -31,5 +32,6 @@ bench.command()(kernels)
 bench.command()(zoo)
 bench.command()(peers)
 bench.command()(decode)
+bench.command()(encode)
 bench.command("instruments")(bench_instruments)
 app.add_typer(bench, name="bench")

@@ -19,6 +19,7 @@ def distil(
     test_data: Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")] = None,
     result: Annotated[Path | None, typer.Option(help="JSON to write; default: distil.json in --out.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of four texts.")] = 900,
+    end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: a third.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; end to end takes a quarter.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
     maps: Annotated[str, typer.Option(help="free, folded or none.")] = "free",
@@ -36,9 +37,9 @@ def distil(
         raise typer.BadParameter(str(missing)) from None
     console = Console()
     settings = report.Settings(
-        model=model, data=data, test_data=test_data or data, out=out, steps=steps, lr=lr, stage=stage,
-        maps=None if maps == "none" else maps, texts=texts, test_texts=test_texts, max_length=max_length,
-        classify=classify, threads=threads, seed=seed,
+        model=model, data=data, test_data=test_data or data, out=out, steps=steps,
+        end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps, texts=texts,
+        test_texts=test_texts, max_length=max_length, classify=classify, threads=threads, seed=seed,
     )  # fmt: skip
     found = report.run(settings, console.print)
     _print(console, found)
@@ -46,7 +47,7 @@ def distil(
 
 
 def _print(console: Console, found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['model']} against the original, {found['steps']} steps")
+    table = Table(title=f"{found['model']} against the original, {sum(found['steps'].values())} steps")
     for heading in ("", "long: cosine", "pairs", "short: cosine", "pairs", "time to plain LLN+Diag"):
         table.add_column(heading, justify="right" if heading else "left")
     for name in ("converted", "distilled"):

@@ -62,6 +62,16 @@ def test_arnoldi_finds_the_gap_of_softmax_and_its_estimate_covers_the_error(sigm
     assert (error <= found.error).all() and found.error.max() < 1e-3
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_products_of_arnoldi_never_form_the_matrix(padded: bool) -> None:
+    """Only the flash path is allowed: it raises where SDPA would fall back to an N x N buffer."""
+    q, k = gaussian(400, 16, 1.0, dtype=torch.float32)
+    mask = (torch.arange(400) < 380)[None] if padded else None
+    attention = SoftmaxAttention(q.transpose(2, 3).contiguous().transpose(2, 3), k, key_padding_mask=mask)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        assert 0.5 < spectral_gap(attention, "arnoldi", tolerance=1e-2).gap.item() < 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 1.4])
 def test_arnoldi_is_within_1e_3_at_length_2048(sigma: float) -> None:

@@ -124,8 +124,8 @@ def draw(data: dict[str, Any]) -> Any:
             axis.plot(data["step"], layer[name], color=colour, label=f"layer {number}")
         axis.set(xlabel="training step", title=title)
     axes[0].set_yscale("log")
-    axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].yaxis.set_minor_formatter("{x:g}")
+    axes[0].set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes[0].minorticks_off()
     axes[0].legend(fontsize=8)
     figure.suptitle(f"Figure 1: training a small RoBERTa-like encoder on {data['data']}, one head a layer", fontsize=11)
     return figure

@@ -114,10 +114,10 @@ class LLNAttention(LinearAttention):
 
     def _log_features(self) -> tuple[Tensor, Tensor]:
         """alpha q + w (B, Hq, Nq, D) and beta k (B, Hq, Nk, D), -inf for keys that do not count."""
-        log_phi_q = self.alpha * self.q  # float64, like alpha
+        log_phi_q = _scaled(self.q, self.alpha)
         if self.bias.any():
             log_phi_q += self.bias
-        log_phi_k = self.beta * self.k
+        log_phi_k = _scaled(self.k, self.beta)
         if self._mask is not None:
             log_phi_k.masked_fill_(~self._mask[:, None, :, None], -torch.inf)
         return log_phi_q, _match_heads(log_phi_k, log_phi_q)
@@ -137,6 +137,14 @@ class LLNAttention(LinearAttention):
         for feature in range(log_phi_q.shape[-1]):
             scores = torch.logaddexp(scores, log_phi_q[:, :, index, feature, None] + log_phi_k[:, :, None, :, feature])
         return torch.log_softmax(scores.masked_fill(~reachable, -torch.inf), dim=-1)
+
+
+def _scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """factor * x in float64, converted piece by piece."""
+    scaled = torch.empty(torch.broadcast_shapes(x.shape, factor.shape), dtype=torch.float64, device=x.device)
+    for rows, out in zip(x.split(ROWS_IN_CACHE, dim=2), scaled.split(ROWS_IN_CACHE, dim=2), strict=True):
+        torch.mul(rows.double(), factor, out=out)
+    return scaled
 
 
 def _match_heads(keys: Tensor, queries: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from lln.instruments.linear import LinearAttention
 
 Method = Literal["auto", "linear", "causal", "dense", "arnoldi"]
 
-DENSE_BLOCKS = 6  # up to this many blocks of columns the whole matrix is as fast as products with them
-DENSE_UP_TO = 192
+DENSE_UP_TO = 192  # longer matrices are faster by products
+BLOCKS_IN_LENGTH = 16  # a block wider than this share of the length would span everything at once
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def top_singular_value(
         a, phi_k = _centred_factors(attention)
         small = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(phi_k, mode="r").R.mT
         return torch.linalg.matrix_norm(small, 2)
-    if _is_small(attention):
+    if attention.shape[2] <= DENSE_UP_TO:
         return torch.linalg.matrix_norm(_centred_dense(attention), 2)
     found = dominant_eigenvalue(
         lambda x: centred_transpose(attention, centred_apply(attention, x)), _start_block(attention, generator),
@@ -118,11 +118,7 @@ def _best_method(attention: Attention) -> Method:
         return "causal"
     if isinstance(attention, LinearAttention) and attention.phi_k.shape[-1] < attention.shape[2]:
         return "linear"
-    return "dense" if _is_small(attention) else "arnoldi"
-
-
-def _is_small(attention: Attention) -> bool:
-    return attention.shape[2] <= max(DENSE_UP_TO, DENSE_BLOCKS * attention.width)
+    return "dense" if attention.shape[2] <= DENSE_UP_TO else "arnoldi"
 
 
 def _exact(lambda2: Tensor, method: str) -> Spectrum:
@@ -171,6 +167,6 @@ def _start_block(attention: Attention, generator: torch.Generator | None) -> Ten
     """A random centred block (B, H, N, width). Its own generator by default: measuring must not disturb a training run."""
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     batch, heads, length, _ = attention.shape
-    width = min(attention.width, length)
+    width = min(attention.width, length, max(8, length // BLOCKS_IN_LENGTH))
     block = torch.randn(length, width, generator=generator, dtype=attention.dtype).to(attention.device)
     return _centre(attention, block.expand(batch, heads, length, width))

@@ -12,7 +12,7 @@ from lln.matching import DEFAULT_TARGET, TARGETS, calibrated_range
 
 HEAD_SIZES = (8, 16, 32, 64, 128, 256)
 BEYOND = "below it the narrow limit continues, above it T is clamped; other head sizes are interpolated"
-OPTIONAL = ("transformers", "accelerate", "datasets", "scipy", "pandas", "matplotlib")
+OPTIONAL = ("transformers", "accelerate", "pandas", "matplotlib")
 
 
 def info() -> None:

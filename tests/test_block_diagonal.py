@@ -95,3 +95,53 @@ def test_the_operator_used_in_graphs_agrees_with_autograd(mask: str, causal: boo
         torch.autograd.grad(out, (q, k, v), upstream), torch.autograd.grad(eager, (q, k, v), upstream), strict=True
     ):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "right", "left", "holes", "packed"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_single_precision_agrees_with_double_in_outputs_and_gradients(mask: str, causal: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = 1 if mask == "packed" else 2
+    tensors = [torch.randn(batch, heads, 90, 8, generator=generator) for heads in (4, 2, 2)]
+    options = {"block_size": 16, "is_causal": causal}
+    if mask == "packed":
+        options["cu_seqlens"] = boundaries(90, generator).int()
+    else:
+        options["key_padding_mask"] = key_mask(mask, batch, 90, generator)
+    upstream = torch.randn(batch, 4, 90, 8, generator=generator)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors]
+        out = block_diagonal_attention(*leaves, **options)
+        results.append((out, *torch.autograd.grad(out, leaves, upstream.to(dtype))))
+    for single, double in zip(*results, strict=True):
+        torch.testing.assert_close(single.double(), double, atol=5e-6, rtol=0)
+
+
+def test_functional_gradients_are_those_of_autograd() -> None:
+    q, k, v = (torch.randn(2, 4, 50, 8) for _ in range(3))
+
+    def total(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return block_diagonal_attention(q, k, v, block_size=16).square().sum()
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(total(*leaves), leaves)
+    for a, b in zip(torch.func.grad(total, argnums=(0, 1, 2))(q, k, v), expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_double_backward_is_refused_in_words() -> None:
+    q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+    out = torch.ops.lln.block_diagonal(q, k, v, None, None, 8, 0.3, False)
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no double backward"):
+        dq.sum().backward()
+
+
+def test_an_empty_packed_sequence_is_passed_over() -> None:
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    edges = torch.tensor([0, 0, 9, 9, 20])
+    out = block_diagonal_attention(q, k, v, block_size=4, cu_seqlens=edges)
+    torch.testing.assert_close(
+        out, block_diagonal_attention(q, k, v, block_size=4, cu_seqlens=torch.tensor([0, 9, 20]))
+    )

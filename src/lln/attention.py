@@ -115,7 +115,8 @@ def lln_diag_attention(
         )  # fmt: skip
     if branch_transform is not None:
         global_, local = branch_transform(global_), branch_transform(local)
-    out = torch.lerp(local, global_, weight)
+    differentiable = any(x.requires_grad for x in (local, global_, weight))
+    out = torch.lerp(local, global_, weight) if differentiable else local.lerp_(global_, weight)
     return (out, final) if return_state else out
 
 

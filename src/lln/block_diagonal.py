@@ -1,16 +1,18 @@
-"""Softmax attention inside blocks of consecutive positions, by torch's own scaled_dot_product_attention.
+"""Softmax attention inside blocks of consecutive positions: by the native kernel (`lln.backends.native.blocks`) for the
+tensors that it takes, else by torch's own scaled_dot_product_attention.
 
     out_i = sum_{j in block(i)} softmax_j(scale * q_i . k_j) v_j,      block(i) = floor((i - first) / block_size)
 
 `first` is the sample's first key that counts, or the start of its packed sequence, so that left padding and packing
-change nothing. Where no sample is shifted, blocks are views of the inputs; else positions are moved to slots (`lln.slots`).
+change nothing. In torch, where no sample is shifted, blocks are views of the inputs; else positions are moved to slots
+(`lln.slots`).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lln.block_operator import define_block_operator
+from lln.block_operator import attend_to_open_block, define_block_operator, native_takes
 from lln.checks import check_block_size, check_masks, check_qkv
 from lln.precision import under_autocast
 from lln.slots import Slots, block_slots
@@ -36,9 +38,11 @@ def block_diagonal_attention(
     """
     q, k, v = under_autocast(q, k, v)
     check_inputs(q, k, v, block_size, key_padding_mask, is_causal, cu_seqlens)
-    attend = block_operator if torch.compiler.is_compiling() else _attend_in_blocks
+    # Outside of graphs, autograd through scaled_dot_product_attention is faster than the operator without its kernel.
+    attend = block_operator if torch.compiler.is_compiling() or _runs_natively(q, k, v) else _attend_in_blocks
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    return attend(q, k, v, key_padding_mask, cu_seqlens, block_size, scale, is_causal)
+    edges = None if cu_seqlens is None else cu_seqlens.to(torch.int64)
+    return attend(q, k, v, key_padding_mask, edges, block_size, scale, is_causal)
 
 
 def check_inputs(
@@ -76,11 +80,14 @@ def continue_blocks(
     first = torch.where(counts.any(dim=1), counts.int().argmax(dim=1), length)  # (B,)
     if block is None:
         block = _empty_block(k, v, block_size)
+    if length == 1 and _runs_natively(q, k, v) and not _needs_gradient(q, k, v):
+        return _continue_with_one_token(q, k, v, block, scale, counts)
     shift = torch.where(block.started, block.filled, -first)
     slots = Slots.of(torch.arange(length, device=k.device) + shift[:, None], length + block_size - 1, block_size)
     keys, values = slots.scatter(k, block.keys), slots.scatter(v, block.values)
     slot_counts = slots.scatter_mask(counts, block.counts)
-    out = _masked_blocks(slots.scatter(q), keys, values, slot_counts, block_size, scale, is_causal=True)
+    attend = _blocks_as_samples if _runs_natively(q, k, v) else _masked_blocks
+    out = attend(slots.scatter(q), keys, values, slot_counts, block_size, scale, is_causal=True)
 
     taken = torch.where(block.started, block.filled + length, length - first)  # slots in use, (B,)
     newest = taken // block_size * block_size  # where the open block starts, (B,)
@@ -94,6 +101,33 @@ def continue_blocks(
         block.started | (first < length),
     )
     return slots.gather(out), left
+
+
+def _continue_with_one_token(
+    q: Tensor, k: Tensor, v: Tensor, block: OpenBlock, scale: float, counts: Tensor
+) -> tuple[Tensor, OpenBlock]:
+    """`continue_blocks` for decoding: one row of the open block instead of all of them."""
+    slot = block.filled[:, None]  # (B, 1)
+    keys, values = (
+        whole.scatter(2, slot[:, None, :, None].expand_as(x), x) for whole, x in ((block.keys, k), (block.values, v))
+    )
+    seen = block.counts.scatter(1, slot, counts)
+    started = block.started | counts[:, 0]
+    out = attend_to_open_block(q, keys, values, seen, scale)
+    taken = block.filled + started
+    is_open = taken < block.size  # else the next token starts an empty block
+    left = OpenBlock(keys.detach(), values.detach(), seen & is_open[:, None], taken * is_open, started)
+    return out, left
+
+
+def _runs_natively(*tensors: Tensor) -> bool:
+    """torch.func's transforms do not see through an operator's own gradient, but they do through torch's attention."""
+    transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return not transformed and native_takes(*tensors)
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _attend_in_blocks(
@@ -148,6 +182,21 @@ def _masked_blocks(
     out = _attend(q, k, v, block_size, scale, allowed | ~has_key, is_causal=False)
     rows = has_key.expand(-1, -1, block_size, -1).flatten(1, 2)[:, None]  # (B, 1, N, 1)
     return torch.where(rows, out, 0.0)
+
+
+def _blocks_as_samples(
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float, is_causal: bool
+) -> Tensor:
+    """The native kernel on blocks that start at multiples of the block size, whichever of their keys counts first.
+
+    Each is a sample of its own. Counted from its first key that counts it is still one block, and causal rows before that
+    key see none.
+    """
+    batch, blocks = q.shape[0], q.shape[2] // block_size
+    q, k, v = (x.unflatten(2, (blocks, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    counts = counts.unflatten(1, (blocks, block_size)).flatten(0, 1)
+    out = block_operator(q, k, v, counts, None, block_size, scale, is_causal)  # (B * blocks, Hq, block, Dv)
+    return out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
 
 
 def _attend(

@@ -1,8 +1,7 @@
-"""Block-diagonal softmax attention as one torch operator, for graphs that must not look inside.
+"""Block-diagonal softmax attention as one torch operator: the native kernel, or torch where that cannot be used.
 
 How positions fall into blocks depends on masks and on the length; inside an operator that is nobody's business, so that
-one compiled or exported graph serves every length. Outside of graphs autograd through scaled_dot_product_attention
-is faster. Backward, inside a block, with P the weights:
+one compiled or exported graph serves every length. Backward, inside a block, with P the weights:
 
     dv = P^T dout,    dS = P * (dout v^T - rowsum(dout * out)),    dq = scale dS k,    dk = scale dS^T q
 """
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln import backends
+from lln.backends.native.blocks import attend_to_block, block_backward, block_forward
 from lln.backends.operator import NO_DOUBLE_BACKWARD, compute_dtype, empty_output
 from lln.backends.oracle import masked_softmax
 from lln.slots import block_slots
@@ -21,7 +22,7 @@ BLOCKS_AT_ONCE = 64  # of each head; bounds the weights that are in memory
 
 
 def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Register `lln::block_diagonal`, with `attend` as its forward."""
+    """Register `lln::block_diagonal`, with `attend` as its forward where the native kernel does not take the tensors."""
 
     def forward_body(
         q: Tensor,
@@ -33,6 +34,8 @@ def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor
         scale: float,
         is_causal: bool,
     ) -> Tensor:
+        if native_takes(q, k, v):
+            return block_forward(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
         out = empty_output(q, v.shape[-1])
         return out.copy_(attend(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal))
 
@@ -48,6 +51,8 @@ def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor
         scale: float,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if native_takes(q, k, v):
+            return block_backward(grad, q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
         return _gradients(grad, out, q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
 
     forward = torch.library.custom_op("lln::block_diagonal", forward_body, mutates_args=())
@@ -68,6 +73,20 @@ def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor
     forward.register_autograd(gradient, setup_context=save)
     backward.register_autograd(refuse)
     return forward
+
+
+def _attend_to_open_block(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, scale: float) -> Tensor:
+    return attend_to_block(q, k, v, counts, scale)
+
+
+# Attention of new tokens to the keys of the open block that count, natively and without gradients: for decoding.
+attend_to_open_block = torch.library.custom_op("lln::open_block", _attend_to_open_block, mutates_args=())
+attend_to_open_block.register_fake(lambda q, k, v, *_: empty_output(q, v.shape[-1]))
+
+
+def native_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the operator runs on the native kernel, which is faster than scaled_dot_product_attention on blocks."""
+    return backends.refusal("native", q, k, v) is None
 
 
 def _gradients(

@@ -15,6 +15,8 @@ LIBRARY = Path(__file__).with_name("_kernel.so")  # where `build.py` puts it
 # The number of 64-bit words in the argument blocks of `csrc/problem.h`, as `arguments.py` fills them.
 PROBLEM_WORDS = 67
 MOMENTS_WORDS = 18
+BLOCK_WORDS = 57
+FUNCTIONS = ("forward", "backward", "moments", "block_forward", "block_backward")
 
 
 class UnusableError(RuntimeError):
@@ -28,6 +30,8 @@ class Library:
     forward: Any
     backward: Any
     moments: Any
+    block_forward: Any
+    block_backward: Any
     usable: dict[str, int]
 
     def isa(self) -> int:
@@ -56,16 +60,17 @@ def library() -> Library:
     except OSError as error:
         raise UnusableError(f"the native kernel does not load: {error}") from error
     try:
-        words = opened.lln_problem_words(), opened.lln_moments_words()
+        words = opened.lln_problem_words(), opened.lln_moments_words(), opened.lln_block_words()
     except AttributeError as error:
         raise UnusableError(f"{path.name} is not the native kernel: {error}") from error
-    if words != (PROBLEM_WORDS, MOMENTS_WORDS):
+    if words != (PROBLEM_WORDS, MOMENTS_WORDS, BLOCK_WORDS):
         raise UnusableError("the native kernel is of another version: run `python -m lln.backends.native.build`")
     opened.lln_kernel_name.restype = ctypes.c_char_p
     usable = {
         opened.lln_kernel_name(i).decode(): i for i in range(opened.lln_kernel_count()) if opened.lln_kernel_usable(i)
     }
-    for function in (opened.lln_forward, opened.lln_backward, opened.lln_moments):
+    functions = {name: getattr(opened, f"lln_{name}") for name in FUNCTIONS}
+    for function in functions.values():
         function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
         function.restype = None
-    return Library(opened.lln_forward, opened.lln_backward, opened.lln_moments, usable)
+    return Library(**functions, usable=usable)

@@ -1,11 +1,13 @@
 // The library's entry points: each picks the compiled kernel for an instruction set by number, lowest first.
 #include "problem.h"
 
-#define DECLARE(isa)                      \
-    namespace isa {                       \
-    void forward(const Problem&);         \
-    void backward(const Problem&);        \
-    void moments(const MomentsProblem&);  \
+#define DECLARE(isa)                           \
+    namespace isa {                            \
+    void forward(const Problem&);              \
+    void backward(const Problem&);             \
+    void moments(const MomentsProblem&);       \
+    void block_forward(const BlockProblem&);   \
+    void block_backward(const BlockProblem&);  \
     }
 DECLARE(portable)
 #if defined(LLN_X86)
@@ -23,10 +25,12 @@ struct Kernel {
     void (*forward)(const Problem&);
     void (*backward)(const Problem&);
     void (*moments)(const MomentsProblem&);
+    void (*block_forward)(const BlockProblem&);
+    void (*block_backward)(const BlockProblem&);
 };
 
 #define KERNEL(isa, condition) \
-    { #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments }
+    { #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::block_forward, isa::block_backward }
 
 const Kernel kernels[] = {
     KERNEL(portable, true),
@@ -46,6 +50,9 @@ EXPORT int64_t lln_kernel_usable(int64_t isa) { return kernels[isa].usable(); }
 // The sizes of the argument blocks, so that a library left over from another version is noticed before it is called.
 EXPORT int64_t lln_problem_words() { return sizeof(Problem) / 8; }
 EXPORT int64_t lln_moments_words() { return sizeof(MomentsProblem) / 8; }
+EXPORT int64_t lln_block_words() { return sizeof(BlockProblem) / 8; }
 EXPORT void lln_forward(int64_t isa, const Problem* p) { kernels[isa].forward(*p); }
 EXPORT void lln_backward(int64_t isa, const Problem* p) { kernels[isa].backward(*p); }
 EXPORT void lln_moments(int64_t isa, const MomentsProblem* p) { kernels[isa].moments(*p); }
+EXPORT void lln_block_forward(int64_t isa, const BlockProblem* p) { kernels[isa].block_forward(*p); }
+EXPORT void lln_block_backward(int64_t isa, const BlockProblem* p) { kernels[isa].block_backward(*p); }

@@ -33,3 +33,14 @@ struct MomentsProblem {
     double *total, *squares;  // (sequences, heads, dim)
     int64_t* count;           // (sequences)
 };
+
+// Softmax attention inside blocks, with as many queries as keys; or, if `one_block`, of any number of queries to all keys.
+struct BlockProblem {
+    int64_t threads, dtype, is_causal, one_block, sequences, query_heads, key_heads, query_rows, rows, dim, value_dim, block_size;
+    double scale;
+    const int64_t* cu_seqlens;
+    const uint8_t* key_mask;
+    int64_t mask_batch_stride, mask_row_stride;
+    Tensor q, k, v, out;
+    Tensor grad, dq, dk, dv;  // backward only, which does not read out
+};

@@ -28,7 +28,7 @@ class Plan:
 
 def run(plan: Plan, on_progress: Callable[[str], None]) -> dict[str, Any]:
     lln.hf.register()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for length in plan.lengths:
         on_progress(f"{plan.batch} x {length:,} tokens")
         calls = {attention: encoder(attention, length, plan) for attention in ATTENTIONS}

@@ -1,5 +1,7 @@
 """The paper's own measurements: Table 2 (RoBERTa-base on an A100) and Table 4 (Long Range Arena), as ratios to softmax."""
 
+from collections.abc import Mapping
+
 TABLE_2_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 TABLE_2_MEMORY: dict[str, tuple[float | None, ...]] = {  # gigabytes
     "softmax": (4.0, 5.5, 12.6, 32.1, None, None),
@@ -43,7 +45,7 @@ def paper_ratios(member: str, shape: str, length: int) -> dict[str, float] | Non
     if shape == "small" and member in TABLE_4_TIME and length in TABLE_4_LENGTHS:
         columns = [TABLE_4_TASKS.index(task) for task in TABLE_4_LENGTHS[length]]
 
-        def mean_ratio(table: dict[str, tuple[int, ...]]) -> float:
+        def mean_ratio(table: Mapping[str, tuple[int, ...]]) -> float:
             return sum(table[member][c] / table["softmax"][c] for c in columns) / len(columns)
 
         return {"time": mean_ratio(TABLE_4_TIME), "memory": mean_ratio(TABLE_4_MEMORY)}

@@ -84,9 +84,10 @@ def projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
 def refuse_unfoldable(model: Any) -> None:
     """Between the projection and the product of q and k nothing may happen: no rotary positions, no norm of q and k."""
     for name, module in named_attention_modules(model).items():
-        if getattr(module, "lln", None) is None:
+        parameters: LLNParameters | None = getattr(module, "lln", None)
+        if parameters is None:
             continue
-        if module.lln.shape.maps:
+        if parameters.shape.maps:
             raise ValueError(f"{name} has free maps already: maps='folded' needs a model without them")
         if getattr(module, "q_norm", None) is not None:
             raise ValueError(f"{name} normalises q and k after projecting them: maps='folded' would change softmax")
@@ -120,5 +121,6 @@ def _swap(module: Any, shape: LayerShape, kind: type[LLNParameters]) -> None:
 def _describe(model: Any) -> None:
     """config.lln says what is attached, so that a saved model finds its place again."""
     options = LLNOptions.from_dict(model.config.lln)
-    layers = [None if getattr(m, "lln", None) is None else m.lln.shape for m in attention_modules(model)]
+    attached: list[LLNParameters | None] = [getattr(module, "lln", None) for module in attention_modules(model)]
+    layers = [None if parameters is None else parameters.shape for parameters in attached]
     model.config.lln = replace(options, layers=layers).to_dict()

@@ -99,7 +99,7 @@ def test_resume_false_begins_anew(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
     distil(converted(), batches(), steps=4, stage="layers", progress=False, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"steps=4 there, 5 here"):
+    with pytest.raises(ValueError, match=r"stages={'layers': 4} there, {'layers': 5} here"):
         distil(converted(), batches(), steps=5, stage="layers", progress=False, checkpoint=tmp_path)
 
 
@@ -192,7 +192,8 @@ def test_every_batch_is_seen_once_an_epoch_and_each_pass() -> None:
         ({"stage": "all"}, "stage must be one of"),
         ({"maps": "tied"}, "maps must be 'free', 'folded' or None"),
         ({"learn": ["gamma"]}, "learn must name some of"),
-        ({"steps": 2}, "needs at least 3 steps"),
+        ({"steps": 2}, "of 2, 0 would be end to end"),
+        ({"end_to_end_steps": 300}, "of 300, 300 would be end to end"),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(options: dict[str, Any], message: str) -> None:

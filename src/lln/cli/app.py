@@ -13,6 +13,7 @@ from lln.cli.bench_zoo import zoo
 from lln.cli.calibrate import calibrate
 from lln.cli.convert import convert
 from lln.cli.demo import demo
+from lln.cli.distil import distil
 from lln.cli.info import info
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(info)
 app.command()(demo)
 app.command()(calibrate)
 app.command()(convert)
+app.command()(distil)
 app.add_typer(reproduce.app, name="reproduce")
 
 bench = typer.Typer(help="Speed and memory, as ratios measured in one run.", no_args_is_help=True)

@@ -42,8 +42,13 @@ def distil(
         test_texts=test_texts, max_length=max_length, classify=classify, threads=threads, seed=seed,
     )  # fmt: skip
     found = report.run(settings, console.print)
+    path = write_result(result or out / "distil.json", found, seed)
+    if classify:
+        console.print("classifying")
+        found["classifier"] = report.compare_classifiers(settings)
+        path = write_result(path, found, seed)
     _print(console, found)
-    console.print(f"written: {write_result(result or out / 'distil.json', found, seed)}; the model is in {out}")
+    console.print(f"written: {path}; the model is in {out}")
 
 
 def _print(console: Console, found: dict[str, Any]) -> None:

@@ -12,10 +12,11 @@ except ImportError as missing:
 
 from lln.hf.cache import LLNCache
 from lln.hf.convert import convert, unload
+from lln.hf.distil import distil
 from lln.hf.options import LayerShape, LLNOptions
 from lln.hf.parameters import LLNParameters
 from lln.hf.registration import register
 
 register()
 
-__all__ = ["LLNCache", "LLNOptions", "LLNParameters", "LayerShape", "convert", "register", "unload"]
+__all__ = ["LLNCache", "LLNOptions", "LLNParameters", "LayerShape", "convert", "distil", "register", "unload"]

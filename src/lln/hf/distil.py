@@ -35,6 +35,7 @@ def distil(
     stage: str = "both",
     learn: Iterable[str] = LEARNABLE,
     maps: str | None = "free",
+    end_to_end_steps: int | None = None,
     end_to_end_lr: float | None = None,
     max_length: int = 512,
     batch_size: int = 4,
@@ -51,7 +52,7 @@ def distil(
 
     data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.
     teacher: the softmax model to follow; None: this model with softmax attention.
-    steps: in all; with stage='both', two thirds layer by layer and one third end to end.
+    steps: in all; with stage='both', `end_to_end_steps` of them end to end, a third unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
     stage: 'layers', 'end_to_end' or 'both'.
     learn: what learns, out of alpha, beta, feature_bias, mix, maps.
@@ -62,6 +63,7 @@ def distil(
     on_step: called with the stage, the step's number and its errors (one for each layer, or one).
     """
     learn = _check(model, steps, lr, stage, learn, maps, group, passes)
+    stages = split(steps, stage, end_to_end_steps)
     batches = batches_of(data, model, tokenizer, max_length, batch_size)
     kept = maps if "maps" in learn else None
     make_room(model, kept, per_feature=True)
@@ -73,7 +75,7 @@ def distil(
     model.eval()
     rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
     settings = {
-        "steps": steps, "stage": stage, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
+        "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
         "passes": passes, "seed": seed, "batches": len(batches),
     }  # fmt: skip
     training = Training(
@@ -82,7 +84,7 @@ def distil(
     )  # fmt: skip
     try:
         with torch.enable_grad(), progress_bar(progress, steps) as show:
-            training.run(split(steps, stage), rates, resume, _both(show, on_step))
+            training.run(stages, rates, resume, _both(show, on_step))
     finally:
         for p in parameters.values():
             p.requires_grad_(False)
@@ -110,8 +112,6 @@ def _check(
         raise ValueError(f"lr must be positive, got {lr!r}")
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
-    if stage == "both" and steps < 3:
-        raise ValueError(f"stage='both' needs at least 3 steps, got {steps}")
     if maps not in KINDS:
         raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)

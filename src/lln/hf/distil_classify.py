@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lln.hf.calibration_data import batches_of
@@ -34,6 +35,24 @@ def embed(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> Tens
     batches = batches_of([texts[i] for i in order], model, tokenizer, max_length, batch_size=8)
     found = embeddings(model, [{k: b[k] for k in ("input_ids", "attention_mask")} for b in batches])
     return found[torch.tensor(order).argsort()]
+
+
+def labelled_embeddings(
+    model: Any, tokenizer: Any, path: Path, count: int, max_length: int, keep: Path | None
+) -> tuple[Tensor, Tensor]:
+    """Embeddings and labels of `count` texts of `path`; with `keep`, kept in a file whose name begins like that."""
+    file = None if keep is None else keep.with_name(f"{keep.name}_{path.name}_{count}_{max_length}.safetensors")
+    if file is not None and file.exists():
+        found = load_file(file)
+        return found["embeddings"], found["labels"]
+    texts, labels = labelled_texts(path, count)
+    result = embed(model, tokenizer, texts, max_length)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(file.name + ".part")
+        save_file({"embeddings": result, "labels": labels}, aside)
+        aside.replace(file)
+    return result, labels
 
 
 def classify(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seed: int = 0) -> float:

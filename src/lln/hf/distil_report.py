@@ -15,6 +15,7 @@ from lln.hf.calibration_data import batches_of
 from lln.hf.convert import convert
 from lln.hf.distil import distil
 from lln.hf.distil_losses import capture_layers, relative_error, rows_that_count
+from lln.hf.distil_plan import split
 from lln.hf.maps import converted_modules
 from lln.hf.measure import Batch, embeddings, read_texts, similarity
 
@@ -28,6 +29,7 @@ class Settings:
     test_data: Path
     out: Path
     steps: int = 900
+    end_to_end_steps: int | None = None
     lr: float = 2e-2
     stage: str = "both"
     maps: str | None = "free"
@@ -62,17 +64,16 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     measured = {"converted": {**close(model), "error_per_layer": layer_errors(model, held_out)}}
     on_progress("distilling")
     distil(
-        model, batches, steps=settings.steps, lr=settings.lr, stage=settings.stage, maps=settings.maps,
-        checkpoint=settings.out, seed=settings.seed,
+        model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
+        stage=settings.stage, maps=settings.maps, checkpoint=settings.out, seed=settings.seed,
     )  # fmt: skip
     on_progress("measuring")
     measured["distilled"] = {**close(model), "error_per_layer": layer_errors(model, held_out)}
     model.save_pretrained(settings.out)
     tokenizer.save_pretrained(settings.out)
-    result = {
+    return {
         "model": Path(settings.model).name,
-        "steps": settings.steps,
-        "stage": settings.stage,
+        "steps": split(settings.steps, settings.stage, settings.end_to_end_steps),
         "maps": settings.maps,
         "lr": settings.lr,
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},
@@ -80,10 +81,6 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         **measured,
         "time": time_beside(original, plain, model, held_out),
     }
-    if settings.classify:
-        on_progress("classifying")
-        result["classifier"] = compare_classifiers(settings, tokenizer, {"original": original, "distilled": model})
-    return result
 
 
 def layer_errors(model: Any, batch: Batch) -> list[float]:
@@ -93,16 +90,24 @@ def layer_errors(model: Any, batch: Batch) -> list[float]:
         return [float(relative_error(attend(c, True)[0], t, rows_that_count(c))) for c, t in captured]
 
 
-def compare_classifiers(settings: Settings, tokenizer: Any, models: dict[str, Any]) -> dict[str, Any]:
-    """Accuracy of a logistic regression on each model's embeddings of the same labelled texts."""
-    from lln.hf.distil_classify import classify, embed, labelled_texts
+def compare_classifiers(settings: Settings) -> dict[str, Any]:
+    """Accuracy of a logistic regression on embeddings of the same labelled texts, by the original and by what `run` saved."""
+    from transformers import AutoModel, AutoTokenizer
 
-    train, test = (labelled_texts(path, settings.classify) for path in (settings.data, settings.test_data))
+    from lln.hf.distil_classify import classify, labelled_embeddings
+
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
     accuracy = {}
-    for name, model in models.items():
-        found = [(embed(model, tokenizer, texts, settings.max_length), labels) for texts, labels in (train, test)]
-        accuracy[name] = classify(*found)
-    return {"train": len(train[0]), "test": len(test[0]), "accuracy": accuracy}
+    for name, folder in {"original": settings.model, "distilled": str(settings.out)}.items():
+        model = AutoModel.from_pretrained(folder).eval()
+        # the original's take a while and stay the same from run to run
+        keep = settings.out / f"embeddings_{Path(settings.model).name}" if name == "original" else None
+        train, test = (
+            labelled_embeddings(model, tokenizer, path, settings.classify, settings.max_length, keep)
+            for path in (settings.data, settings.test_data)
+        )
+        accuracy[name] = classify(train, test)
+    return {"train": len(train[1]), "test": len(test[1]), "accuracy": accuracy}
 
 
 def shuffled_texts(path: Path, tokenizer: Any, count: int, max_length: int) -> tuple[list[str], list[str]]:

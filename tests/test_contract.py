@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lln import backends
 from tests.cases import Case, Inputs, build, cases
-from tests.tolerance import GRADIENT_FACTOR, OUTPUT_FACTOR, assert_as_good, plain, term_sizes, truth
+from tests.tolerance import GRADIENT_FACTOR, OUTPUT_FACTOR, assert_as_good, oracle_rounding, plain, term_sizes, truth
 
 BACKENDS = [name for name in backends.AUTOMATIC if backends.unavailable(name) is None]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -54,14 +54,16 @@ def check_inputs(backend: str, inputs: Inputs) -> None:
         outputs[name] = out.detach()
         gradients[name] = torch.autograd.grad(out, leaves, upstream.to(out.dtype))
     assert upstream is not None
-    sizes, unit = term_sizes(inputs, upstream), torch.finfo(inputs.q.dtype).eps
-    assert_as_good(outputs["actual"], outputs["plain"], outputs["true"], OUTPUT_FACTOR, sizes["output"], unit, "output")
+    sizes, unit, rounding = term_sizes(inputs, upstream), torch.finfo(inputs.q.dtype).eps, oracle_rounding(inputs)
+    assert_as_good(
+        outputs["actual"], outputs["plain"], outputs["true"], OUTPUT_FACTOR, sizes["output"], unit, rounding, "output"
+    )
     names = ("q", "k", "v", "alpha", "beta", "bias")
     for what, actual, plain_one, true in zip(
         names, gradients["actual"], gradients["plain"], gradients["true"], strict=False
     ):
         assert torch.isfinite(actual).all(), f"gradient of {what} is not finite"
-        assert_as_good(actual, plain_one, true, GRADIENT_FACTOR, sizes[what], unit, f"gradient of {what}")
+        assert_as_good(actual, plain_one, true, GRADIENT_FACTOR, sizes[what], unit, rounding, f"gradient of {what}")
 
 
 @every_backend

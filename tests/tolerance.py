@@ -2,6 +2,7 @@
 formula (three times for gradients), plus a few units in the last place."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from lln.backends import oracle
 from tests.cases import Inputs
 
-OUTPUT_FACTOR, GRADIENT_FACTOR, UNITS_IN_LAST_PLACE = 2.0, 3.0, 8.0
+OUTPUT_FACTOR, GRADIENT_FACTOR, UNITS_IN_LAST_PLACE = 2.0, 3.0, 4.0
 
 
 def truth(inputs: Inputs) -> Tensor:
@@ -19,32 +20,45 @@ def truth(inputs: Inputs) -> Tensor:
     )[0]  # fmt: skip
 
 
-def plain(inputs: Inputs) -> Tensor:
-    """The stable formula written plainly, in the inputs' own dtype, with autograd's backward."""
+def plain(inputs: Inputs, fused: bool = False) -> Tensor:
+    """The stable formula written plainly, in the inputs' own dtype, with autograd's backward.
+
+    There are two plain ways to write the exponent alpha q + w + c: product first, ((alpha q) + w) + c, and fused,
+    addcmul(w + c, alpha, q), whose product is not rounded. Neither is the better one: at an exponent of 480 float32
+    knows 3e-5, only the rows whose largest weights nearly tie feel it, and which of the two is luckier there changes
+    with the seed. The larger of their errors is the measure.
+    """
     if inputs.cu_seqlens is not None:
         edges = inputs.cu_seqlens.tolist()
-        return torch.cat([plain(_sequence(inputs, i, slice(*edges[i : i + 2]))) for i in range(len(edges) - 1)], dim=2)
+        parts = [plain(_sequence(inputs, i, slice(*edges[i : i + 2])), fused) for i in range(len(edges) - 1)]
+        return torch.cat(parts, dim=2)
     dtype, groups = inputs.q.dtype, inputs.q.shape[1] // inputs.k.shape[1]
-    a = inputs.alpha.to(dtype)[:, :, None] * inputs.q
-    if inputs.bias is not None:
-        a = a + inputs.bias.to(dtype)[:, :, None]
+    alpha = inputs.alpha.to(dtype)[:, :, None]
+    w = torch.zeros_like(alpha) if inputs.bias is None else inputs.bias.to(dtype)[:, :, None]
     b, v = inputs.beta.to(dtype)[:, :, None] * inputs.k, inputs.v
     if inputs.key_mask is not None:
         b = b.masked_fill(~inputs.key_mask[:, None, :, None], -torch.inf)
     b, v = b.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     if b.shape[2] == 0:
-        return a.new_zeros(*a.shape[:3], v.shape[3])
-    return _recurrence(a, b, v) if inputs.causal else _two_products(a, b, v)
+        return inputs.q.new_zeros(*inputs.q.shape[:3], v.shape[3])
+
+    def exponent(c: Tensor, rows: slice) -> Tensor:
+        q = inputs.q[:, :, rows]
+        return torch.addcmul(w + c, alpha, q) if fused else alpha * q + w + c
+
+    return _recurrence(exponent, b, v) if inputs.causal else _two_products(exponent, b, v)
 
 
-def _two_products(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+Exponent = Callable[[Tensor, slice], Tensor]  # (shift of the keys, rows) -> alpha q + w + shift
+
+
+def _two_products(exponent: Exponent, b: Tensor, v: Tensor) -> Tensor:
     c = _finite(b.amax(dim=2, keepdim=True)).detach()
-    m = (a + c).amax(dim=-1, keepdim=True).detach()
-    f, g = (a + c - m).exp(), (b - c).exp()
+    f, g = _below_its_maximum(exponent(c, slice(None))).exp(), (b - c).exp()
     return _ratio(f @ (g.mT @ v), f @ g.sum(dim=2)[..., None])
 
 
-def _recurrence(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+def _recurrence(exponent: Exponent, b: Tensor, v: Tensor) -> Tensor:
     """One position at a time, with the state relative to the running maximum."""
     maximum = torch.full_like(b[:, :, 0], -torch.inf).detach()
     summed, normaliser = b.new_zeros(*b.shape[:2], b.shape[3], v.shape[3]), torch.zeros_like(b[:, :, 0])
@@ -55,10 +69,13 @@ def _recurrence(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
         summed = decay[..., None] * summed + g[..., None] * v[:, :, i, None]
         normaliser = decay * normaliser + g
         maximum = new
-        exponent = a[:, :, i] + _finite(new)
-        f = (exponent - exponent.amax(dim=-1, keepdim=True).detach()).exp()[:, :, None]
+        f = _below_its_maximum(exponent(_finite(new)[:, :, None], slice(i, i + 1))).exp()
         rows.append(_ratio(f @ summed, f @ normaliser[..., None]))
     return torch.cat(rows, dim=2)
+
+
+def _below_its_maximum(exponent: Tensor) -> Tensor:
+    return exponent - exponent.amax(dim=-1, keepdim=True).detach()
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -78,22 +95,39 @@ def _sequence(inputs: Inputs, index: int, at: slice) -> Inputs:
 
 
 def term_sizes(inputs: Inputs, upstream: Tensor) -> dict[str, float]:
-    """How large the terms are that add up to each result: their last places are the units that rounding is counted in.
+    """How large the terms that add up to each result are together: their last places are what rounding is counted in.
 
-    A gradient may be zero by cancellation (a row that attends to one key), while what cancels is not small.
+    A sum of n terms is known to a few units in the last place of the sum of their absolute values, however much of it
+    cancels. With T_ij = P_ij sum_c |dout_ic| |v_jc|, the sums are over the pairs that meet in a result:
+    v of P_ij |dout_i|, q and k of T_ij along a row and along a column, their scales of those times |q| and |k|.
     """
-    largest_value = inputs.v.detach().double().abs().amax(dim=(0, 1, 2))  # (Dv,)
-    pair = float((upstream.double().abs() @ largest_value).max())  # bounds |dout_i . v_j|
-    alpha, beta, q, k = (float(x.detach().abs().max()) for x in (inputs.alpha, inputs.beta, inputs.q, inputs.k))
+    with torch.no_grad():
+        matrix = oracle.attention(
+            inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.beta, inputs.bias,
+            inputs.key_mask, inputs.cu_seqlens, inputs.causal,
+        )[1]  # fmt: skip
+    key_heads, counts = inputs.k.shape[1], inputs.key_mask
+    q, k, v = (x.detach().double().abs() for x in (inputs.q, inputs.k, inputs.v))
+    if counts is not None:
+        k, v = (x * counts[:, None, :, None] for x in (k, v))
+    dout = upstream.double().abs()
+    terms = matrix * (dout @ v.repeat_interleave(dout.shape[1] // key_heads, dim=1).mT)  # T, (B, Hq, Nq, Nk)
+    rows, columns = terms.sum(dim=-1), terms.sum(dim=-2).unflatten(1, (key_heads, -1)).sum(dim=2)
+    to_values = (matrix.mT @ dout).unflatten(1, (key_heads, -1)).sum(dim=2)
+    alpha, beta = (float(x.detach().abs().max()) for x in (inputs.alpha, inputs.beta))
     return {
-        "output": float(largest_value.max()),
-        "q": alpha * pair,
-        "k": beta * pair,
-        "v": float(upstream.abs().max()),
-        "alpha": q * pair,
-        "beta": k * pair,
-        "bias": pair,
+        "output": _largest(v),
+        "q": alpha * _largest(rows),
+        "k": beta * _largest(columns),
+        "v": _largest(to_values),
+        "alpha": _largest((q * rows[..., None]).sum(dim=2)),
+        "beta": _largest((k * columns[..., None]).sum(dim=2)),
+        "bias": _largest(rows.sum(dim=2)),
     }
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0
 
 
 def oracle_rounding(inputs: Inputs) -> float:
@@ -108,7 +142,7 @@ def oracle_rounding(inputs: Inputs) -> float:
 
 def assert_as_good(
     actual: Tensor,
-    plain_result: Tensor,
+    plain_results: Sequence[Tensor],
     true: Tensor,
     factor: float,
     size: float,
@@ -122,7 +156,7 @@ def assert_as_good(
     """
     true = true.double()
     error = float((actual.double() - true).abs().max())
-    plain_error = float((plain_result.double() - true).abs().nan_to_num(0.0, 0.0).max())
+    plain_error = max(float((x.double() - true).abs().nan_to_num(0.0, 0.0).max()) for x in plain_results)
     allowed = factor * plain_error + (UNITS_IN_LAST_PLACE * unit + rounding) * size
     assert error <= allowed, (
         f"{what}: error {error:.3g}, allowed {allowed:.3g} (plain PyTorch {plain_error:.3g}, terms {size:.3g})"

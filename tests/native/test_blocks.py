@@ -77,7 +77,7 @@ def check(given: Inputs) -> None:
     sizes, unit = term_sizes(q, k, v, grad, abs(options["scale"])), torch.finfo(q.dtype).eps
     for name, actual, single, expected in zip(sizes, found, plain, true, strict=True):
         assert actual.dtype == q.dtype
-        assert_as_good(actual, single, expected, 2 if name == "output" else 3, sizes[name], unit, 0.0, name)
+        assert_as_good(actual, [single], expected, 2 if name == "output" else 3, sizes[name], unit, 0.0, name)
 
 
 def term_sizes(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float) -> dict[str, float]:

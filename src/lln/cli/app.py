@@ -2,7 +2,7 @@
 
 import typer
 
-from lln.cli import reproduce
+from lln.cli import reproduce, reproduce_training  # noqa: F401  (the second adds commands to the first)
 from lln.cli.bench_decode import decode
 from lln.cli.bench_encode import encode
 from lln.cli.bench_instruments import bench_instruments

@@ -19,7 +19,7 @@ from torch import Tensor
 from lln.attention import lln_attention, lln_diag_attention
 from lln.block_diagonal import block_diagonal_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
-from lln.matching import match_moments
+from lln.matching import DEFAULT_TARGET, TARGETS
 from lln.moment_matcher import MomentMatcher
 from lln.zoo.card import Card
 from lln.zoo.mechanism import Mechanism, Shape
@@ -30,10 +30,16 @@ from lln.zoo.registry import register
 class LlnOptions:
     alpha: float | None = None  # None: matched
     beta: float | None = None
+    target: str = DEFAULT_TARGET  # of the matching
+    subtract_mean_key: bool = False  # of the sample; softmax would not notice
 
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.beta is None):
             raise ValueError(f"give both alpha and beta or neither, got alpha={self.alpha} and beta={self.beta}")
+        if self.target not in TARGETS:
+            raise ValueError(f"unknown target {self.target!r}: choose one of {', '.join(map(repr, TARGETS))}")
+        if self.alpha is not None and self.subtract_mean_key:
+            raise ValueError("the mean key is subtracted together with matching: leave alpha and beta out")
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class BlockOptions:
 @dataclass(frozen=True)
 class LlnDiagOptions(LlnOptions):
     block_size: int = 64
+    mix: float = 0.5  # weight of the LLN branch
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,34 +85,39 @@ class Lln(Mechanism):
 
     def __init__(self, options: LlnOptions, shape: Shape) -> None:
         super().__init__(options, shape)
+        target, centred = options.target, options.subtract_mean_key
+        self.matcher = MomentMatcher(
+            shape.num_heads, shape.head_dim, mode="sample", target=target, subtract_mean_key=centred
+        )
         self.alpha, self.beta = options.alpha, options.beta
         if self.alpha is None or self.beta is None:
-            at_unit_temperature = MomentMatcher(1, shape.head_dim, mode="learnable", length=shape.max_length)
-            self.alpha = float(at_unit_temperature.log_alpha.detach().exp())
-            self.beta = float(at_unit_temperature.log_beta.detach().exp())
+            unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=shape.max_length)
+            self.alpha, self.beta = (float(x.detach().exp()) for x in (unit.log_alpha, unit.log_beta))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta = self._scales(is_causal)
-        out: Tensor = lln_attention(q, k, v, alpha, beta, key_padding_mask=key_mask, is_causal=is_causal)
+        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
+        out: Tensor = lln_attention(
+            q, k, v, alpha, beta, feature_bias=bias, key_padding_mask=key_mask, is_causal=is_causal
+        )
         return out
 
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta = self._scales(is_causal)
-        if alpha is None or beta is None:
-            alphas, betas = match_moments(q, k, key_padding_mask=key_mask)
-        else:
-            alphas, betas = (torch.full((1, 1, 1, 1), x, dtype=q.dtype, device=q.device) for x in (alpha, beta))
-        return lln_matrix(q, k, alphas, betas, key_padding_mask=key_mask, is_causal=is_causal)
+        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
+        return lln_matrix(q, k, alpha, beta, feature_bias=bias, key_padding_mask=key_mask, is_causal=is_causal)
 
-    def _scales(self, is_causal: bool) -> tuple[float | None, float | None]:
-        """None, to be matched to the sample, unless given or causal."""
+    def _scales(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """alpha, beta and feature bias: matched to the sample, unless given or causal."""
         if self.options.alpha is None and not is_causal:
-            return None, None
-        return self.alpha, self.beta
+            alpha, beta, bias = self.matcher(q, k, key_mask)
+            return alpha, beta, bias
+        given = (torch.full((1, 1, 1, 1), float(x), dtype=q.dtype, device=q.device) for x in (self.alpha, self.beta))
+        return (*given, None)  # type: ignore[return-value]
 
 
 @register(
@@ -123,11 +135,11 @@ class LlnDiag(Lln):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta = self._scales(is_causal)
-        size = self.options.block_size
+        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
         out: Tensor = lln_diag_attention(
-            q, k, v, alpha, beta, block_size=size, key_padding_mask=key_mask, is_causal=is_causal
-        )
+            q, k, v, alpha, beta, feature_bias=bias, mix=self.options.mix, block_size=self.options.block_size,
+            key_padding_mask=key_mask, is_causal=is_causal,
+        )  # fmt: skip
         return out
 
     def matrix(
@@ -136,7 +148,8 @@ class LlnDiag(Lln):
         blocks = block_diagonal_matrix(
             q, k, block_size=self.options.block_size, key_padding_mask=key_mask, is_causal=is_causal
         )
-        return 0.5 * (super().matrix(q, k, key_mask, query_mask, is_causal) + blocks)
+        mix = self.options.mix
+        return mix * super().matrix(q, k, key_mask, query_mask, is_causal) + (1 - mix) * blocks
 
 
 @register(

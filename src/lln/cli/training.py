@@ -1,0 +1,134 @@
+"""What the commands that train have in common: options, progress with the time left, errors, and the files they write."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lln.results import write_result
+
+MISSING_DATA = 3  # exit code
+
+
+class Preset(str, Enum):
+    cpu = "cpu"
+    paper = "paper"
+
+
+PresetOption = Annotated[
+    Preset, typer.Option(help="cpu: minutes to an hour on two cores; paper: the paper's sizes and hyper-parameters.")
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder with the data, or 'hub' or 'hub:NAME'; by default what every machine has (docs/data.md)."
+    ),
+]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the runs and the result; runs/<name> by default.")]
+AttentionOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32; repeat for more."),
+]
+SeedsOption = Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")]
+
+
+class Bars:
+    """A bar for the runs, one for the steps of the current run with its loss and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.runs: TaskID | None = None
+        self.steps: TaskID | None = None
+
+    def begin(self, name: str, number: int, of: int) -> Callable[[int, int, float | None], None]:
+        if self.runs is None:
+            self.runs, self.steps = (
+                self.progress.add_task("runs", total=of),
+                self.progress.add_task("steps", total=None),
+            )
+        runs, steps = self.runs, self.steps
+        assert steps is not None
+        self.progress.update(runs, completed=number - 1, total=of, description=f"run {number} of {of}")
+        self.progress.reset(steps, description=name)
+
+        def on_step(step: int, total: int, loss: float | None) -> None:
+            shown = name if loss is None else f"{name}, loss {loss:.3f}"
+            self.progress.update(steps, completed=step, total=total, description=shown)
+
+        return on_step
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Bars]:
+    columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        yield Bars(progress)
+
+
+def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any]], draw: Any = None) -> Path:
+    """Run it under progress bars; write JSON, table and plot; missing data or wrong options end in a message."""
+    from lln.data import MissingData
+
+    folder, console = out or Path("runs") / name, Console()
+    try:
+        with bars(console) as watcher:
+            found = run(folder, watcher)
+    except MissingData as missing:
+        console.print(f"[bold red]missing data[/] {missing}", highlight=False)
+        raise typer.Exit(MISSING_DATA) from missing
+    except (ValueError, FileNotFoundError) as wrong:
+        console.print(f"[bold red]cannot run[/] {wrong}", highlight=False)
+        raise typer.Exit(2) from wrong
+    return finish(name, folder, found, draw, console)
+
+
+def finish(name: str, folder: Path, found: dict[str, Any], draw: Any, console: Console) -> Path:
+    """Print what was found and write it."""
+    show(found, console)
+    written = write_result(folder / f"{name}.json", found)
+    drawn = ""
+    if draw is not None:
+        from lln.experiments.figure import save
+
+        drawn = f" and {save(draw, found, folder / f'{name}.png')}"
+    console.print(f"{written}{drawn} written", highlight=False, soft_wrap=True)
+    return written
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """The data, the tables and the verdicts of a result."""
+    data = found.get("data", {})
+    for each in data if isinstance(data, list) else [data]:
+        if each:
+            rows = ", ".join(f"{count:,} {split}" for split, count in each["rows"].items())
+            console.print(f"data: {each['name']} from {each['source']}, rows: {rows}", highlight=False, soft_wrap=True)
+            for file, sha in each["files"].items():
+                console.print(f"  sha256 {sha[:16]}…  {file}", highlight=False, soft_wrap=True)
+    for given in found.get("tables", []):
+        console.print(_table(given))
+        if given.get("note"):
+            console.print(f"[dim]{given['note']}[/]", highlight=False)
+        if given.get("paper"):
+            console.print(_table(given["paper"]))
+    for verdict in found.get("verdicts", []):
+        colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
+        console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
+        console.print(f"  {verdict['numbers']}", highlight=False)
+
+
+def _table(given: dict[str, Any]) -> Table:
+    table = Table(title=given["title"], title_justify="left")
+    for number, column in enumerate(given["columns"]):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in given["rows"]:
+        table.add_row(
+            *("–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row)
+        )
+    return table

@@ -1,0 +1,64 @@
+"""recall: associative recall. Pairs of a key and its value among noise, then all keys again, each asking for its value.
+
+    noise … key value … noise … key value … | key key key …
+    labels -100 but at the keys of the last part, where the label is the value's id
+
+Keys are different from each other within a row; values repeat. Bidirectional and causal models can both do it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy
+
+from lln.data.generated import ids, splits
+from lln.data.task import TaskData
+
+IGNORED = -100
+NOISE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Recall:
+    length: int = 256
+    pairs: int = 32
+    symbols: int = 64  # different keys, and as many values
+
+    name: ClassVar[str] = "recall"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pairs <= self.symbols or self.length < 3 * self.pairs:
+            raise ValueError(
+                f"{self.pairs} pairs need a length of {3 * self.pairs} and {self.pairs} symbols; "
+                f"given length {self.length} and {self.symbols} symbols"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        return 1 + NOISE_TOKENS + 2 * self.symbols
+
+    def embedded(self, seed: int) -> TaskData:
+        train, validation = splits(self._row, seed, 100_000, 1_000)
+        source = f"embedded (generated: {self.pairs} pairs in {self.length} tokens)"
+        return TaskData(self.name, source, train, validation, vocabulary=self.vocabulary)
+
+    def directory(self, folder: Path, cache: Path) -> TaskData:
+        raise ValueError("recall is generated: it takes no source")
+
+    def hub(self, repository: str | None) -> TaskData:
+        raise ValueError("recall is generated: it takes no source")
+
+    def _row(self, random: numpy.random.Generator) -> dict[str, Any]:
+        told = self.length - self.pairs
+        tokens = random.integers(1, 1 + NOISE_TOKENS, self.length)
+        keys = 1 + NOISE_TOKENS + random.permutation(self.symbols)[: self.pairs]
+        values = 1 + NOISE_TOKENS + self.symbols + random.integers(0, self.symbols, self.pairs)
+        # Places of pairs without overlap: choose among `told - pairs` slots, then let every pair take two.
+        slots = numpy.sort(random.permutation(told - self.pairs)[: self.pairs]) + numpy.arange(self.pairs)
+        tokens[slots], tokens[slots + 1] = keys, values
+        asked = random.permutation(self.pairs)
+        tokens[told:] = keys[asked]
+        labels = numpy.full(self.length, IGNORED)
+        labels[told:] = values[asked]
+        return {"input_ids": ids(tokens), "labels": ids(labels)}

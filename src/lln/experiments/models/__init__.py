@@ -1,0 +1,1 @@
+"""Hugging Face's models with any member of the zoo for their attention, all else equal."""

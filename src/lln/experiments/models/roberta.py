@@ -1,0 +1,171 @@
+"""RoBERTa with any member of the zoo: masked language model, classifier of sequences, and the classifier of long ones.
+
+Post-norm layers, learned positions and initialisation are RoBERTa's own (transformers); only the attention differs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification, RobertaModel
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
+from transformers.models.roberta.modeling_roberta import RobertaIntermediate, RobertaOutput
+
+import lln.hf
+from lln.experiments.models.swap import AttentionOfLayer, WholeLayer, members
+from lln.zoo import registry
+from lln.zoo.encoder import matched_width
+
+PADDING = 1  # RoBERTa's own padding id: position numbers start after it
+
+
+@dataclass(frozen=True)
+class Size:
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    feed_forward: int = 512
+    length: int = 512
+    dropout: float = 0.1
+
+
+def configuration(size: Size, vocabulary: int, padding: int = PADDING, **more: Any) -> RobertaConfig:
+    lln.hf.register()
+    made = RobertaConfig(
+        vocab_size=vocabulary,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.feed_forward,
+        max_position_embeddings=size.length + padding + 1,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=0.0,  # attention weights cannot be dropped in linear attention: none for all
+        type_vocab_size=1,
+        pad_token_id=padding,
+        layer_norm_eps=1e-5,
+        initializer_range=0.02
+        * math.sqrt(768 / size.width),  # queries and keys as large as RoBERTa-base's at the start
+        **more,
+    )
+    made._attn_implementation = "lln"  # brings the padding mask as (B, N); every layer's attention is replaced
+    return made
+
+
+def use_attention(model: RobertaModel, name: str, options: dict[str, Any], length: int) -> None:
+    """Put the member into every layer, and match the number of weights by the feed-forward width."""
+    config = model.config
+    made = members(
+        name, embed_dim=config.hidden_size, num_heads=config.num_attention_heads,
+        layers=config.num_hidden_layers, max_length=length, options=options,
+    )  # fmt: skip
+    for number, member in enumerate(made):
+        _initialise(member, config.initializer_range)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if registry.card(name).replaces_feed_forward:
+            model.encoder.layer[number] = WholeLayer(member, config.hidden_dropout_prob, norm)
+            continue
+        layer = model.encoder.layer[number]
+        layer.attention = AttentionOfLayer(member, config.hidden_dropout_prob, norm)
+        width = matched_width(member, config.hidden_size, config.intermediate_size)
+        if width != config.intermediate_size:
+            own = RobertaConfig(**{**config.to_dict(), "intermediate_size": width})
+            layer.intermediate, layer.output = RobertaIntermediate(own), RobertaOutput(own)
+            _initialise(layer.intermediate, config.initializer_range)
+            _initialise(layer.output, config.initializer_range)
+
+
+class MaskedLanguageModel(RobertaForMaskedLM):
+    """Predicts the masked tokens; the vocabulary's logits are made for those positions only."""
+
+    def __init__(self, config: RobertaConfig, name: str, options: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        use_attention(self.roberta, name, options or {}, _length(config))
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> MaskedLMOutput:
+        hidden = self.roberta(input_ids, attention_mask=attention_mask).last_hidden_state  # (B, N, E)
+        if labels is None:
+            return MaskedLMOutput(logits=self.lm_head(hidden))
+        chosen = labels != -100
+        logits = self.lm_head(hidden[chosen])
+        loss: Any = F.cross_entropy(logits.float(), labels[chosen])
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+class SequenceClassifier(RobertaForSequenceClassification):
+    """RoBERTa's classifier of the first token, for GLUE."""
+
+    def __init__(self, config: RobertaConfig, name: str, options: dict[str, Any] | None = None) -> None:
+        super().__init__(config)
+        use_attention(self.roberta, name, options or {}, _length(config))
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> SequenceClassifierOutput:
+        hidden = self.roberta(input_ids, attention_mask=attention_mask).last_hidden_state
+        logits = self.classifier(hidden)
+        loss: Any = classification_loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+class LongClassifier(nn.Module):
+    """The mean of an encoder's outputs, classified (Long Range Arena); two documents as [u, v, u v, u - v] (Retrieval)."""
+
+    def __init__(
+        self, config: RobertaConfig, name: str, classes: int, options: dict[str, Any] | None = None, pairs: bool = False
+    ) -> None:
+        super().__init__()
+        self.encoder = RobertaModel(config, add_pooling_layer=False)
+        use_attention(self.encoder, name, options or {}, _length(config))
+        width = config.hidden_size * (4 if pairs else 1)
+        self.head = nn.Sequential(
+            nn.Linear(width, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, classes)
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor | None = None,
+        pair_ids: Tensor | None = None,
+        pair_mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        features = self._mean(input_ids, attention_mask)
+        if pair_ids is not None:
+            assert pair_mask is not None
+            other = self._mean(pair_ids, pair_mask)
+            features = torch.cat([features, other, features * other, features - other], dim=-1)
+        logits: Tensor = self.head(features)
+        loss = classification_loss(logits, labels)
+        return {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
+
+    def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.encoder(ids, attention_mask=mask).last_hidden_state
+        counts = mask[..., None].to(hidden.dtype)
+        mean: Tensor = (hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
+        return mean
+
+
+def classification_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    if labels is None:
+        return None
+    if logits.shape[-1] == 1:
+        return F.mse_loss(logits[:, 0].float(), labels.float())
+    return F.cross_entropy(logits.float(), labels)
+
+
+def _length(config: RobertaConfig) -> int:
+    return int(config.max_position_embeddings) - int(config.pad_token_id or 0) - 1
+
+
+def _initialise(module: nn.Module, deviation: float) -> None:
+    """RoBERTa's own initialisation, for the linear layers that a member brings."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=deviation)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)

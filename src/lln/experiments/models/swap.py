@@ -1,0 +1,49 @@
+"""Any member of the zoo in the layers of a Hugging Face model, with as many weights as the softmax model has.
+
+A member brings its own projections, so it takes the place of the layer's attention, projections included; members that
+replace the feed-forward layer, too (FLASH, TNN), take the place of the whole layer. As in `lln.zoo.encoder`, a member with
+weights of its own gets a narrower feed-forward layer.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from lln.zoo import registry
+
+
+class AttentionOfLayer(nn.Module):
+    """Stands where Hugging Face's layers have their attention: (hidden states, mask) -> (hidden states, no weights)."""
+
+    def __init__(self, member: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.member = member
+        self.dropout = nn.Dropout(dropout)
+        self.norm = norm  # post-norm models: norm(x + attention(x)) inside
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        mixed = self.dropout(self.member(hidden_states, attention_mask))
+        return (mixed if self.norm is None else self.norm(hidden_states + mixed)), None
+
+
+class WholeLayer(nn.Module):
+    """Stands where Hugging Face's encoders have a layer: x + member(x)."""
+
+    def __init__(self, member: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.member = member
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+        out: Tensor = self.norm(hidden_states + self.dropout(self.member(hidden_states, attention_mask)))
+        return out
+
+
+def members(
+    name: str, *, embed_dim: int, num_heads: int, layers: int, max_length: int, options: dict[str, Any]
+) -> list[nn.Module]:
+    """One member for each layer."""
+    shape = {"embed_dim": embed_dim, "num_heads": num_heads, "max_length": max_length}
+    chosen = [{**registry.layer_options(name, layer, layers), **options} for layer in range(layers)]
+    return [registry.build(name, **shape, **each) for each in chosen]

@@ -1,0 +1,62 @@
+"""What is seen of a run while it trains: a line of progress, the attention's concentration, the loss scale of float16."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lln.instruments.trainer import ProbeCallback
+
+KEPT = ("temperature", "lln_temperature", "entropy", "gap", "alpha", "beta")
+OnStep = Callable[[int, int, float | None], None]  # step, of how many, newest loss
+
+
+class Progress(TrainerCallback):  # type: ignore[misc]
+    """Tells somebody how far the run is."""
+
+    def __init__(self, on_step: OnStep) -> None:
+        self.on_step, self._loss = on_step, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.on_step(state.global_step, state.max_steps, self._loss)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self._loss = (logs or {}).get("loss", self._loss)
+
+
+class StepTimes(TrainerCallback):  # type: ignore[misc]
+    """Seconds that each optimiser step of this process took."""
+
+    def __init__(self) -> None:
+        self.clock: list[float] = []
+        self._begun = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.clock.append(time.perf_counter() - self._begun)
+
+
+class Concentration(ProbeCallback):
+    """Temperature, entropy and spectral gap of every layer, kept in the run's history (and so in its checkpoints)."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().on_log(args, state, control, logs, **kwargs)
+        if logs is not None and state.log_history:
+            kept = {name: x for name, x in logs.items() if name.split("/")[-1] in KEPT and math.isfinite(x)}
+            state.log_history[-1].update(kept)
+
+
+class LossScale(TrainerCallback):  # type: ignore[misc]
+    """The inverse loss scale of float16 (Figures 8b and 10b): it rises when gradients overflow."""
+
+    def __init__(self) -> None:
+        self.scaler: Any = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.scaler is not None and self.scaler.is_enabled() and state.log_history:
+            state.log_history[-1]["inverse_loss_scale"] = 1.0 / self.scaler.get_scale()

@@ -144,3 +144,74 @@ def _long_range_arena(
 
 app.command("table4")(_long_range_arena)  # one set of runs gives both tables
 app.command("table5")(_long_range_arena)
+
+
+@app.command()
+def length(
+    preset: PresetOption = Preset.cpu,
+    out: OutOption = None,
+    attention: AttentionOption = None,
+    seeds: SeedsOption = None,
+    steps: StepsOption = None,
+    task: Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")] = None,
+) -> None:
+    """Open question: quality against length, for associative recall and a needle in noise."""
+    from lln.experiments import length as experiment
+
+    numbers = tuple(int(x) for x in lengths.split(",")) if lengths else None
+    settings = _chosen(
+        experiment.PRESETS[preset.value], attention, seeds, steps, tasks=tuple(task) if task else None, lengths=numbers
+    )
+    start("length", out, lambda folder, bars: experiment.run(settings, folder, watcher=bars), experiment.draw)
+
+
+@app.command()
+def sensitivity(
+    preset: PresetOption = Preset.cpu,
+    data: DataOption = None,
+    out: OutOption = None,
+    attention: AttentionOption = None,
+    seeds: SeedsOption = None,
+    steps: StepsOption = None,
+    task: Annotated[list[str] | None, typer.Option(help="Tasks of the Long Range Arena; repeat for more.")] = None,
+) -> None:
+    """Open question: the score over alpha x beta on two tasks, with matching beside it."""
+    from lln.experiments import lra
+    from lln.experiments import sensitivity as experiment
+
+    contestants = attention or list(experiment.CONTESTANTS)
+    settings = _chosen(lra.PRESETS[preset.value], contestants, seeds, steps, tasks=tuple(task or experiment.TASKS))
+    start(
+        "sensitivity",
+        out,
+        lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher),
+        experiment.draw,
+    )
+
+
+@app.command()
+def gaussian(
+    preset: PresetOption = Preset.cpu,
+    data: DataOption = None,
+    out: OutOption = None,
+    attention: AttentionOption = None,
+    seeds: SeedsOption = None,
+    steps: StepsOption = None,
+) -> None:
+    """Open question: are queries and keys Gaussian while a model trains, and what does the deviation cost?"""
+    from lln.experiments import gaussian as experiment
+
+    before = experiment.PRESETS[preset.value]
+    settings = replace(
+        before,
+        pretraining=replace(before.pretraining, budget=before.budget.shortened(steps)),
+        seeds=seeds or before.seeds,
+        contestants=tuple(attention) if attention else before.contestants,
+    )
+    start(
+        "gaussian",
+        out,
+        lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher),
+        experiment.draw,
+    )

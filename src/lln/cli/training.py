@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -124,7 +125,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def _table(given: dict[str, Any]) -> Table:
-    table = Table(title=given["title"], title_justify="left")
+    table = Table(title=escape(given["title"]), title_justify="left")
     for number, column in enumerate(given["columns"]):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in given["rows"]:

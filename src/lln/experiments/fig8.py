@@ -5,7 +5,7 @@ its inverse loss scale in float16 does not exceed softmax's. Here any members of
 the same masks; without a GPU there is no float16 loss scale, and the gradient's norm stands in its place.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lln.experiments.grid import Job, Watcher, by_label, data_record, mean_and_s
 from lln.experiments.masking import Masking, tokenizer_of, windows
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln.experiments.training import Budget, Run, train
-from lln.experiments.training.watch import OnStep
+from lln.experiments.training.watch import Look, OnStep
 from lln.experiments.verdict import FAILS, HOLDS, Verdict, no_worse
 
 
@@ -37,7 +37,7 @@ PRESETS = {
     "cpu": Settings(
         size=Size(layers=4, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
         budget=Budget(
-            steps=400, batch=8, learning_rate=2e-3, warmup=40, log_every=10, evaluate_every=100, save_every=100,
+            steps=400, batch=8, learning_rate=1.5e-3, warmup=40, log_every=10, evaluate_every=100, save_every=100,
             watch_every=50,
         ),
         vocabulary=8192,
@@ -68,8 +68,9 @@ def run(
     tokenizer: Path | None = None,
     watcher: Watcher | None = None,
     keep_models: bool = False,
+    look: tuple[int, Look] | None = None,
 ) -> dict[str, Any]:
-    """All runs, and what they show."""
+    """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
     corpus = data.load("wikitext", source=source)
     texts = _texts(corpus.train)
     bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
@@ -90,7 +91,10 @@ def run(
             return MaskedLanguageModel(config, contestant.name, contestant.options)
 
         def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
-            return train(described, at, build, training, held_out, masking, keep_model=keep_models, on_step=on_step)  # type: ignore[arg-type]
+            return train(
+                described, at, build, training, held_out, masking,  # type: ignore[arg-type]
+                keep_model=keep_models, on_step=on_step, look=look,
+            )  # fmt: skip
 
         return Job(described, start)
 
@@ -106,6 +110,10 @@ def run(
         "tables": [table(results)],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+def with_contestants(settings: Settings, contestants: tuple[str, ...], seeds: int) -> Settings:
+    return replace(settings, contestants=contestants, seeds=seeds)
 
 
 def _texts(rows: data.Rows) -> list[str]:

@@ -95,7 +95,7 @@ def run(
     pretrained  the folder of an earlier `lln reproduce fig8 --keep-models`; else folder/pretraining.
     """
     before = pretrained or folder / "pretraining"
-    first = replace(settings.pretraining, contestants=settings.contestants, seeds=settings.seeds)
+    first = fig8.with_contestants(settings.pretraining, settings.contestants, settings.seeds)
     fig8.run(first, before, source=corpus, watcher=watcher, keep_models=True)
     tokenizer = tokenizer_of([], before / "tokenizer", first.vocabulary)
     make, size = text_and_label(tokenizer, settings.length), first.size

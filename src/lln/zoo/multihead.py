@@ -27,7 +27,7 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         """`context` (B, M, E), where given, supplies the keys and values; the padding mask is then the context's."""
         x, context = self._checked(x, key_padding_mask, is_causal, context)
-        q, k, v = self._heads(x, context)
+        q, k, v = self.heads(x, context)
         query_mask = key_padding_mask if context is None else None
         inputs = {"inputs": x} if self.mechanism.needs_inputs else {}
         out = self.mechanism(q, k, v, key_padding_mask, query_mask, is_causal, **inputs)  # (B, H, N, D)
@@ -43,7 +43,7 @@ class MultiHead(nn.Module):
     ) -> Tensor:
         """The attention matrix of every head (B, H, N, M)."""
         x, context = self._checked(x, key_padding_mask, is_causal, context)
-        q, k, _ = self._heads(x, context)
+        q, k, _ = self.heads(x, context)
         return self.mechanism.dense(q, k, key_padding_mask, key_padding_mask if context is None else None, is_causal)
 
     def _checked(
@@ -58,7 +58,8 @@ class MultiHead(nn.Module):
             keys = keys.masked_fill(~mask[..., None], 0.0)
         return (keys, None) if context is None else (x, keys)
 
-    def _heads(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of all heads (B, H, N, D)."""
         embed, heads = self.shape.embed_dim, self.shape.num_heads
         if context is None:
             projected = self.project_in(x).unflatten(2, (-1, heads, self.shape.head_dim))  # (B, N, 2 or 3, H, D)

@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from lln.experiments.training.budget import Budget
 from lln.experiments.training.checkpoints import CheckpointedTrainer, newest
 from lln.experiments.training.stream import Held, Make, Stream
-from lln.experiments.training.watch import Concentration, LossScale, OnStep, Progress, StepTimes
+from lln.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
 from lln.results import write_result
 from lln.zoo.encoder import count_parameters
 
@@ -65,6 +65,7 @@ def train(
     metrics: Metrics | None = None,
     keep_model: bool = False,
     on_step: OnStep | None = None,
+    look: tuple[int, Look] | None = None,
 ) -> dict[str, Any]:
     """Train from scratch, or from the newest checkpoint in the folder, or just read the result."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,6 +94,9 @@ def train(
     scale.scaler = trainer.accelerator.scaler
     if run.budget.watch_every is not None:
         Concentration(every=run.budget.watch_every, rows=32).add_to(trainer)
+    if look is not None:
+        first = trainer.data_collator([held[i] for i in range(min(len(held), run.budget.batch))])
+        trainer.add_callback(Looks(*look, first))
     trainer.train(resume_from_checkpoint=newest(folder))
     evaluation = _evaluation(trainer.evaluate())
     result = {

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback
 
 from lln.instruments.trainer import ProbeCallback
 
 KEPT = ("temperature", "lln_temperature", "entropy", "gap", "alpha", "beta")
+Look = Callable[[nn.Module, dict[str, Any]], Any]  # (model, a validation batch) -> something for JSON
 OnStep = Callable[[int, int, float | None], None]  # step, of how many, newest loss
 
 
@@ -60,3 +62,21 @@ class LossScale(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.scaler is not None and self.scaler.is_enabled() and state.log_history:
             state.log_history[-1]["inverse_loss_scale"] = 1.0 / self.scaler.get_scale()
+
+
+class Looks(TrainerCallback):  # type: ignore[misc]
+    """Notes something of the model before the first step and after every `every`-th, in the run's history."""
+
+    def __init__(self, every: int, look: Look, batch: dict[str, Any]) -> None:
+        self.every, self.look, self.batch = every, look, batch
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._note(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0:
+            self._note(state, model)
+
+    def _note(self, state: Any, model: nn.Module) -> None:
+        state.log_history.append({"step": state.global_step, "look": self.look(model, self.batch)})

@@ -29,6 +29,7 @@ from lln.results import write_result
 from lln.zoo.encoder import count_parameters
 
 RESULT, CONFIG = "result.json", "config.json"
+WATCHED = ("softmax", "lln", "lln_diag", "block_diagonal")  # what a probe sees of others is a part, not their attention
 Metrics = Callable[[Any], dict[str, float]]
 
 
@@ -92,7 +93,7 @@ def train(
     )
     trainer.remove_callback(PrinterCallback)
     scale.scaler = trainer.accelerator.scaler
-    if run.budget.watch_every is not None:
+    if run.budget.watch_every is not None and run.attention in WATCHED:
         Concentration(every=run.budget.watch_every, rows=32).add_to(trainer)
     if look is not None:
         first = trainer.data_collator([held[i] for i in range(min(len(held), run.budget.batch))])

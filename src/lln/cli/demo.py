@@ -1,39 +1,39 @@
-"""`lln demo`: softmax, LLN and LLN+Diag side by side, on text that every Python has."""
+"""`lln demo`: the main job in small. Pre-train three attentions, watch them, time them, and write the report."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lln.experiments.demo import METHODS, TITLES, Settings, run
-from lln.experiments.demo_report import plot, print_tables
-from lln.results import write_result
+from lln.cli.training import bars, finish
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the plots and the JSON.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each method.")] = 150,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the JSON, the plot and the report.")] = Path(
+        "runs/demo"
+    ),
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each attention.")] = None,
     longest: Annotated[int, typer.Option(min=256, help="Longest sequence to time.")] = 16_384,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data order and masking.")] = 0,
 ) -> None:
-    """Train a small encoder with each attention on the standard library's sources, then time them against the length."""
-    settings = Settings(steps=steps, longest=longest, seed=seed)
-    console = Console()
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        tasks = {name: progress.add_task(f"training {TITLES[name]}", total=steps) for name in METHODS}
-        timing = progress.add_task("timing", total=None)
+    """Pre-train softmax, LLN and LLN+Diag on Python's own sources, watch and time them, and write an HTML report.
 
-        def on_step(name: str, step: int, loss: float) -> None:
-            progress.update(tasks[name], completed=step + 1, description=f"training {TITLES[name]}, loss {loss:.2f}")
+    Stopped and started again, it goes on where it was.
+    """
+    from lln.experiments import demo as experiment
+    from lln.report import write
+
+    settings = replace(experiment.shortened(experiment.Settings(), steps), longest=longest)
+    console = Console()
+    with bars(console) as watcher:
+        timing = watcher.progress.add_task("timing", total=None, visible=False)
 
         def on_measured(name: str, length: int) -> None:
-            progress.update(timing, advance=1, description=f"timing {TITLES[name]} at {length:,}")
+            watcher.progress.update(timing, visible=True, advance=1, description=f"timing {name} at {length:,}")
 
-        result = run(settings, on_step, on_measured)
-        progress.update(timing, total=progress.tasks[-1].completed)
-    print_tables(result, console)
-    written = [write_result(out / "demo.json", result, seed), *plot(result, out)]
-    console.print("written: " + ", ".join(map(str, written)))
+        found = experiment.run(settings, out, watcher, on_measured)
+        watcher.progress.update(timing, total=watcher.progress.tasks[timing].completed)
+    written = finish("demo", out, found, experiment.draw, console)
+    page = write([written], out / "report.html", "LLN attention: the demo")
+    console.print(f"[bold]report[/] {page.resolve()}", highlight=False, soft_wrap=True)

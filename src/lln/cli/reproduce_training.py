@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lln.cli import reproduce
 from lln.cli.reproduce import app
 from lln.cli.training import (
     AttentionOption,
@@ -13,15 +14,25 @@ from lln.cli.training import (
     OutOption,
     Preset,
     PresetOption,
+    RowsOption,
     SeedsOption,
     StepsOption,
     start,
 )
 
 
-def _chosen(settings: Any, attention: list[str] | None, seeds: int | None, steps: int | None, **more: Any) -> Any:
+def _chosen(
+    settings: Any,
+    attention: list[str] | None,
+    seeds: int | None,
+    steps: int | None,
+    validation_rows: int | None,
+    **more: Any,
+) -> Any:
     """The preset with what the command line says instead."""
     changed = {"budget": settings.budget.shortened(steps), **{k: v for k, v in more.items() if v is not None}}
+    if validation_rows:
+        changed["validation_rows"] = validation_rows
     if attention:
         changed["contestants"] = tuple(attention)
     if seeds:
@@ -37,6 +48,7 @@ def fig8(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
     ] = None,
@@ -45,7 +57,7 @@ def fig8(
     """Pre-training: masked-language-model loss and gradients of softmax, LLN and others."""
     from lln.experiments import fig8 as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps)
+    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows)
     start(
         "fig8",
         out,
@@ -64,6 +76,7 @@ def table1(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
     task: Annotated[
         list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb, wnli; repeat for more.")
     ] = None,
@@ -76,7 +89,9 @@ def table1(
     """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
     from lln.experiments import table1 as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, tasks=tuple(task) if task else None)
+    settings = _chosen(
+        experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows, tasks=tuple(task) if task else None
+    )
     before = settings.pretraining
     settings = replace(settings, pretraining=replace(before, budget=before.budget.shortened(pretraining_steps)))
     start(
@@ -96,11 +111,12 @@ def table3(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
 ) -> None:
     """A vision transformer on dogs vs cats."""
     from lln.experiments import table3 as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps)
+    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows)
     start(
         "table3", out, lambda folder, bars: experiment.run(settings, folder, source=data, watcher=bars), experiment.draw
     )
@@ -114,11 +130,14 @@ def fig10(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
 ) -> None:
     """The same with fixed alpha = beta against matching: accuracy and gradient norm."""
     from lln.experiments import table3 as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention or list(experiment.ABLATION), seeds, steps)
+    settings = _chosen(
+        experiment.PRESETS[preset.value], attention or list(experiment.ABLATION), seeds, steps, validation_rows
+    )
     start(
         "fig10", out, lambda folder, bars: experiment.run(settings, folder, source=data, watcher=bars), experiment.draw
     )
@@ -131,6 +150,7 @@ def _long_range_arena(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
     task: Annotated[
         list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
     ] = None,
@@ -138,7 +158,9 @@ def _long_range_arena(
     """Long Range Arena: score (Table 5), time and memory (Table 4) of every method."""
     from lln.experiments import lra as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, tasks=tuple(task) if task else None)
+    settings = _chosen(
+        experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows, tasks=tuple(task) if task else None
+    )
     start("lra", out, lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher))
 
 
@@ -153,6 +175,7 @@ def length(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
     task: Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")] = None,
 ) -> None:
@@ -161,7 +184,13 @@ def length(
 
     numbers = tuple(int(x) for x in lengths.split(",")) if lengths else None
     settings = _chosen(
-        experiment.PRESETS[preset.value], attention, seeds, steps, tasks=tuple(task) if task else None, lengths=numbers
+        experiment.PRESETS[preset.value],
+        attention,
+        seeds,
+        steps,
+        validation_rows,
+        tasks=tuple(task) if task else None,
+        lengths=numbers,
     )
     start("length", out, lambda folder, bars: experiment.run(settings, folder, watcher=bars), experiment.draw)
 
@@ -174,6 +203,7 @@ def sensitivity(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
     task: Annotated[list[str] | None, typer.Option(help="Tasks of the Long Range Arena; repeat for more.")] = None,
 ) -> None:
     """Open question: the score over alpha x beta on two tasks, with matching beside it."""
@@ -181,7 +211,9 @@ def sensitivity(
     from lln.experiments import sensitivity as experiment
 
     contestants = attention or list(experiment.CONTESTANTS)
-    settings = _chosen(lra.PRESETS[preset.value], contestants, seeds, steps, tasks=tuple(task or experiment.TASKS))
+    settings = _chosen(
+        lra.PRESETS[preset.value], contestants, seeds, steps, validation_rows, tasks=tuple(task or experiment.TASKS)
+    )
     start(
         "sensitivity",
         out,
@@ -198,6 +230,7 @@ def gaussian(
     attention: AttentionOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
+    validation_rows: RowsOption = None,
 ) -> None:
     """Open question: are queries and keys Gaussian while a model trains, and what does the deviation cost?"""
     from lln.experiments import gaussian as experiment
@@ -205,7 +238,11 @@ def gaussian(
     before = experiment.PRESETS[preset.value]
     settings = replace(
         before,
-        pretraining=replace(before.pretraining, budget=before.budget.shortened(steps)),
+        pretraining=replace(
+            before.pretraining,
+            budget=before.budget.shortened(steps),
+            validation_rows=validation_rows or before.pretraining.validation_rows,
+        ),
         seeds=seeds or before.seeds,
         contestants=tuple(attention) if attention else before.contestants,
     )
@@ -215,3 +252,78 @@ def gaussian(
         lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher),
         experiment.draw,
     )
+
+
+@app.command()
+def table2(
+    preset: PresetOption = Preset.cpu,
+    out: OutOption = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")] = None,
+    members: Annotated[str, typer.Option(help="Members with commas between.")] = "softmax,nystromformer,lln,lln_diag",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 1,
+) -> None:
+    """Speed and memory of a training step of RoBERTa against the length: `lln bench zoo` in the shape of Table 2."""
+    from lln.cli.bench_zoo import zoo
+
+    chosen = lengths or {"cpu": "512,1024,2048", "paper": "512,1024,2048,4096,8192,16384"}[preset.value]
+    zoo(
+        out=out or Path("runs/table2"),
+        name="table2",
+        roberta=chosen,
+        small="",
+        members=members,
+        layers=2 if preset is Preset.cpu else 0,
+        rounds=rounds,
+        steps=1,
+        threads=1,
+        clock="wall",
+        memory_limit=12.0 if preset is Preset.cpu else 64.0,
+        time_limit=300.0,
+    )
+
+
+@app.command("all")
+def everything(
+    preset: PresetOption = Preset.cpu,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with wikitext2, glue, dogs-vs-cats, imdb, cifar10; what every machine has otherwise."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all runs and of the report.")] = Path("runs"),
+    seeds: SeedsOption = None,
+    steps: StepsOption = None,
+    validation_rows: RowsOption = None,
+) -> None:
+    """Every table and figure, one after the other, then the report. Stopped and started again, it goes on."""
+    from lln.report import write
+
+    figures = reproduce.Preset.quick if preset is Preset.cpu else reproduce.Preset.full
+    for figure in (reproduce.fig2, reproduce.fig5, reproduce.fig6, reproduce.fig7):
+        figure(preset=figures, out=out / "figures", seed=0)
+    for figure in (reproduce.fig1, reproduce.fig9):
+        figure(preset=figures, out=out / "figures", seed=0, steps=steps)
+    source = str(data) if data is not None else None
+    shared: dict[str, Any] = {"preset": preset, "attention": None, "seeds": seeds, "steps": steps}
+    shared["validation_rows"] = validation_rows
+    fig8(data=source, out=out / "fig8", tokenizer=None, keep_models=True, **shared)
+    table1(
+        data=source,
+        corpus=source,
+        out=out / "table1",
+        task=None,
+        pretrained=out / "fig8",
+        pretraining_steps=steps,
+        **shared,
+    )
+    table2(
+        preset=preset, out=out / "table2", lengths="512" if steps else None, members="softmax,lln,lln_diag", rounds=1
+    )
+    table3(data=source, out=out / "table3", **shared)
+    fig10(data=source, out=out / "fig10", **shared)
+    _long_range_arena(data=source, out=out / "lra", task=None, **shared)
+    length(out=out / "length", task=None, lengths=None, **shared)
+    sensitivity(data=source, out=out / "sensitivity", task=None, **shared)
+    gaussian(data=source, out=out / "gaussian", **shared)
+    typer.echo(f"report {write([out], out / 'report.html')}")

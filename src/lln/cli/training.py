@@ -1,5 +1,6 @@
 """What the commands that train have in common: options, progress with the time left, errors, and the files they write."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -37,6 +38,7 @@ AttentionOption = Annotated[
     typer.Option(help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32; repeat for more."),
 ]
 SeedsOption = Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")]
+RowsOption = Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")]
 StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")]
 
 
@@ -77,7 +79,8 @@ def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any
     """Run it under progress bars; write JSON, table and plot; missing data or wrong options end in a message."""
     from lln.data import MissingData
 
-    folder, console = out or Path("runs") / name, Console()
+    first = int(os.environ.get("RANK", "0")) == 0  # of several processes one speaks and writes
+    folder, console = out or Path("runs") / name, Console(quiet=not first)
     try:
         with bars(console) as watcher:
             found = run(folder, watcher)
@@ -87,7 +90,7 @@ def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any
     except (ValueError, FileNotFoundError) as wrong:
         console.print(f"[bold red]cannot run[/] {wrong}", highlight=False)
         raise typer.Exit(2) from wrong
-    return finish(name, folder, found, draw, console)
+    return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"
 
 
 def finish(name: str, folder: Path, found: dict[str, Any], draw: Any, console: Console) -> Path:

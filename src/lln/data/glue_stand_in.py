@@ -24,9 +24,9 @@ from lln.data.words import (
 
 
 def opinion(random: Random, positive: bool) -> str:
-    """One clause of this polarity; a third of them say it by negating the opposite."""
+    """One clause of this polarity; a quarter of them say it by negating the opposite."""
     aspect = one(random, ASPECTS)
-    negated = chance(random, 1 / 3)
+    negated = chance(random, 1 / 4)
     word = one(random, POSITIVE if positive != negated else NEGATIVE)
     if negated:
         return f"the {aspect} is {one(random, NEGATIONS)} {word}"
@@ -34,13 +34,13 @@ def opinion(random: Random, positive: bool) -> str:
 
 
 def sentiment(random: Random) -> dict[str, Any]:
-    """Label 1: positive. In a contrast, the main clause decides."""
+    """Label 1: positive. In a contrast, every other sentence, the main clause decides."""
     label = int(random.integers(2))
     main = opinion(random, bool(label))
-    shape = int(random.integers(3))
-    if shape == 1:
+    shape = int(random.integers(4))
+    if shape == 0:
         main = f"{opinion(random, not label)} , but {main}"
-    elif shape == 2:
+    elif shape == 1:
         main = f"{main} , although {opinion(random, not label)}"
     return _row(f"{main} .", None, label)
 

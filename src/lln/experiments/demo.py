@@ -1,188 +1,140 @@
-"""The demo: softmax, LLN and LLN+Diag trained side by side on the standard library's sources, and timed against the length.
+"""The demo: the whole thing in small, on text that every Python has.
 
-A small encoder predicts masked bytes (15 %, as RoBERTa does) with the same seed, data order and budget for all three.
+Softmax, LLN and LLN+Diag are pre-trained on the same batches of the standard library's sources while a probe watches their
+concentration; their attention is timed against the length; and for the trained softmax model's own queries and keys the
+three attention matrices are drawn side by side. The result is an ordinary one, for `lln report`.
 """
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from matplotlib.figure import Figure
+from safetensors.torch import load_file
+from torch import Tensor
 
+from lln import data
 from lln.attention import lln_attention, lln_diag_attention
-from lln.calibration import fit_line
-from lln.data import standard_library
-from lln.instruments.temperature import lln_temperature, temperature
-from lln.modules import LLNAttention, LLNDiagAttention
+from lln.experiments import fig8
+from lln.experiments.figure import panels
+from lln.experiments.grid import Watcher
+from lln.experiments.maps import attention_maps
+from lln.experiments.masking import tokenizer_of, windows
+from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
+from lln.experiments.training import Budget, Run
 
-MASK, VOCABULARY = 256, 257
-METHODS = ("softmax", "lln", "lln_diag")
-TITLES = {"softmax": "softmax", "lln": "LLN", "lln_diag": "LLN+Diag"}
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "softmax": F.scaled_dot_product_attention,
+    "LLN": lln_attention,
+    "LLN+Diag": lln_diag_attention,
+}
+PRETRAINING = fig8.Settings(
+    size=Size(layers=3, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
+    budget=Budget(
+        steps=250,
+        batch=8,
+        learning_rate=2e-3,
+        warmup=25,
+        log_every=10,
+        evaluate_every=50,
+        save_every=125,
+        watch_every=50,
+    ),
+    vocabulary=4096,
+    validation_rows=64,
+    source="three small encoders, a few minutes on two cores",
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    width: int = 128
-    heads: int = 4
-    layers: int = 3
-    length: int = 512
-    batch: int = 8
-    steps: int = 150
-    learning_rate: float = 2e-3
-    seed: int = 0
+    pretraining: fig8.Settings = PRETRAINING
     longest: int = 16_384
 
 
-class SoftmaxAttention(LLNAttention):
-    """The same projections around scaled_dot_product_attention."""
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, **options: Any) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v)
-
-
-class Layer(nn.Module):
-    def __init__(self, attention: LLNAttention) -> None:
-        super().__init__()
-        width = attention.embed_dim
-        self.attention = attention
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))[0]
-        return x + self.feed_forward(self.norm2(x))
-
-
-class Encoder(nn.Module):
-    def __init__(self, method: str, settings: Settings) -> None:
-        super().__init__()
-        kind = {"softmax": SoftmaxAttention, "lln": LLNAttention, "lln_diag": LLNDiagAttention}[method]
-        self.method = method
-        self.embed = nn.Embedding(VOCABULARY, settings.width)
-        self.position = nn.Embedding(settings.length, settings.width)
-        self.layers = nn.ModuleList(Layer(kind(settings.width, settings.heads)) for _ in range(settings.layers))
-        self.norm = nn.LayerNorm(settings.width)
-        self.head = nn.Linear(settings.width, VOCABULARY)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1]))
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-    @torch.no_grad()
-    def temperature(self, tokens: Tensor, line: tuple[float, float]) -> float:
-        """Mean over layers, samples and heads: eq. 5 for softmax, eq. 11 for LLN with the line fitted at this head size."""
-        seen: list[Tensor] = []
-        hooks = [
-            layer.attention.register_forward_hook(
-                lambda module, inputs, _: seen.append(_measure(module, inputs[0], line))
-            )
-            for layer in self.layers
-            if isinstance(layer, Layer)
-        ]
-        self(tokens)
-        for hook in hooks:
-            hook.remove()
-        return float(torch.stack(seen).mean())
-
-
-def _measure(attention: LLNAttention, x: Tensor, line: tuple[float, float]) -> Tensor:
-    q = attention.q_proj(x).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-    k = attention.k_proj(x).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-    if isinstance(attention, SoftmaxAttention):
-        return temperature(q, k)
-    alpha, beta, _ = attention.matcher(q, k)
-    return lln_temperature(q, k, alpha, beta, a=line[0], b=line[1])
-
-
-def train(method: str, settings: Settings, on_step: Callable[[int, float], None]) -> dict[str, Any]:
-    """Loss curves, temperature before and after, and the median time of a step."""
-    torch.manual_seed(settings.seed)
-    model = Encoder(method, settings)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, settings.learning_rate, settings.steps + 1, pct_start=0.1)
-    train_text, valid_text = standard_library.split(standard_library.read_bytes())
-    order, held_out = torch.Generator().manual_seed(settings.seed), torch.Generator().manual_seed(settings.seed + 1)
-    validation = [_masked(valid_text, settings, held_out) for _ in range(4)]
-    line = fit_line(settings.width // settings.heads, (1.0, 16.0))
-
-    temperatures, losses, times = [model.temperature(validation[0][0], line)], [], []
-    for step in range(settings.steps):
-        tokens, targets, chosen = _masked(train_text, settings, order)
-        start = time.perf_counter()
-        loss = F.cross_entropy(model(tokens)[chosen], targets[chosen])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-        times.append(time.perf_counter() - start)
-        losses.append(loss.item())
-        on_step(step, losses[-1])
-    temperatures.append(model.temperature(validation[0][0], line))
-    with torch.no_grad():
-        held_out_loss = statistics.fmean(
-            F.cross_entropy(model(tokens)[chosen], targets[chosen]).item() for tokens, targets, chosen in validation
-        )
-    return {
-        "loss": losses,
-        "validation_loss": held_out_loss,
-        "temperature_before": temperatures[0],
-        "temperature_after": temperatures[1],
-        "seconds_per_step": statistics.median(times),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-
-
-def _masked(text: Tensor, settings: Settings, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens with 15 % replaced by the mask, the original bytes, and which positions were replaced."""
-    targets = standard_library.windows(text, settings.batch, settings.length, generator)
-    chosen = torch.rand(targets.shape, generator=generator) < 0.15
-    return targets.masked_fill(chosen, MASK), targets, chosen
+def run(
+    settings: Settings, folder: Path, watcher: Watcher | None, on_measured: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """Pre-train, time, look."""
+    found = fig8.run(settings.pretraining, folder, watcher=watcher, keep_models=True)
+    found["experiment"], found["title"] = "demo", "Softmax, LLN and LLN+Diag side by side"
+    found["timing"] = time_against_length(settings.longest, on_measured)
+    found["tables"].append(speed_table(found["timing"]))
+    found["maps"] = maps(settings.pretraining, folder)
+    return found
 
 
 def time_against_length(
-    settings: Settings, on_measured: Callable[[str, int], None], heads: int = 2, head_dim: int = 64
-) -> dict[str, dict[str, float]]:
+    longest: int, on_measured: Callable[[str, int], None], heads: int = 2, head_dim: int = 64
+) -> dict[str, Any]:
     """Forward + backward of the attention alone, in seconds: the best of three interleaved runs after a warm-up.
 
     A run that takes longer than a second is not repeated.
     """
-    functions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        "softmax": F.scaled_dot_product_attention,
-        "lln": lln_attention,
-        "lln_diag": lln_diag_attention,
-    }
-    lengths = [2**power for power in range(8, 31) if 2**power <= settings.longest]
-    times: dict[str, dict[str, float]] = {name: {} for name in functions}
-    generator = torch.Generator().manual_seed(settings.seed)
+    lengths = [2**power for power in range(8, 31) if 2**power <= longest]
+    best: dict[str, dict[int, float]] = {name: {} for name in FUNCTIONS}
+    generator = torch.Generator().manual_seed(0)
     for length in lengths:
         inputs = [torch.randn(1, heads, length, head_dim, generator=generator, requires_grad=True) for _ in range(3)]
         for repeat in range(4):
-            for name, function in functions.items():
-                best = times[name].get(str(length))
-                if best is not None and best > 1.0:
+            for name, function in FUNCTIONS.items():
+                before = best[name].get(length)
+                if before is not None and before > 1.0:
                     continue
                 start = time.perf_counter()
                 torch.autograd.grad(function(*inputs).sum(), inputs)
                 taken = time.perf_counter() - start
                 if repeat > 0 or taken > 1.0:
-                    times[name][str(length)] = taken if best is None else min(best, taken)
+                    best[name][length] = taken if before is None else min(before, taken)
                 on_measured(name, length)
-    return times
+    series = [{"label": name, "seconds": [best[name][n] for n in lengths], "bytes": None} for name in FUNCTIONS]
+    return {"lengths": lengths, "series": series}
 
 
-def run(
-    settings: Settings,
-    on_step: Callable[[str, int, float], None],
-    on_measured: Callable[[str, int], None],
-) -> dict[str, Any]:
-    training = {
-        name: train(name, settings, lambda step, loss, name=name: on_step(name, step, loss))  # type: ignore[misc]
-        for name in METHODS
+def speed_table(timing: dict[str, Any]) -> dict[str, Any]:
+    softmax, *linear = (series["seconds"] for series in timing["series"])
+    labels = [series["label"] for series in timing["series"]]
+    rows = [
+        [f"{length:,}", f"{1e3 * softmax[i]:.1f}", *(f"{softmax[i] / times[i]:.1f}" for times in linear)]
+        for i, length in enumerate(timing["lengths"])
+    ]
+    return {
+        "title": "Attention alone, forward + backward: how many times faster than softmax",
+        "note": "Two heads of 64; the best of three interleaved runs.",
+        "columns": ["length", f"{labels[0]}, ms", *labels[1:]],
+        "rows": rows,
     }
-    return {"settings": asdict(settings), "training": training, "times": time_against_length(settings, on_measured)}
+
+
+def maps(settings: fig8.Settings, folder: Path) -> list[dict[str, Any]]:
+    """Attention maps for the first validation window, of the softmax model that was just trained."""
+    tokenizer = tokenizer_of([], folder / "tokenizer", settings.vocabulary)
+    model = MaskedLanguageModel(configuration(settings.size, tokenizer.get_vocab_size()), "softmax")
+    trained = folder / Run("mlm", "softmax", 0, settings.budget).name / "model" / "model.safetensors"
+    model.load_state_dict(load_file(trained), strict=False)
+    text = data.load("wikitext").validation[0]["text"]
+    return attention_maps(model, windows([text], tokenizer, settings.size.length)[:1], shown=48)
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    figure, (loss, speed) = panels(2)
+    for number, r in enumerate(found["runs"]):
+        curve = [(x["step"], x["loss"]) for x in r["history"] if "loss" in x]
+        loss.plot(*zip(*curve, strict=True), color=f"C{number}", label=r["label"])
+    loss.set(xlabel="step", ylabel="loss (nats a masked token)", title="pre-training on Python's own sources")
+    loss.legend()
+    for number, series in enumerate(found["timing"]["series"]):
+        milliseconds = [1e3 * seconds for seconds in series["seconds"]]
+        speed.loglog(found["timing"]["lengths"], milliseconds, "o-", ms=3, color=f"C{number}", label=series["label"])
+    speed.set(xlabel="length", ylabel="milliseconds", title="attention, forward + backward")
+    speed.legend()
+    return figure
+
+
+def shortened(settings: Settings, steps: int | None) -> Settings:
+    before = settings.pretraining
+    return replace(settings, pretraining=replace(before, budget=before.budget.shortened(steps)))

@@ -18,6 +18,7 @@ from lln.experiments.grid import Job, Watcher, by_label, data_record, mean_and_s
 from lln.experiments.masking import Masking, tokenizer_of, windows
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln.experiments.training import Budget, Run, train
+from lln.experiments.training.run import processes
 from lln.experiments.training.watch import Look, OnStep
 from lln.experiments.verdict import FAILS, HOLDS, Verdict, no_worse
 
@@ -27,7 +28,7 @@ class Settings:
     size: Size
     budget: Budget
     vocabulary: int
-    validation_windows: int
+    validation_rows: int
     contestants: tuple[str, ...] = ("softmax", "lln", "lln_diag")
     seeds: int = 1
     source: str = ""
@@ -41,7 +42,7 @@ PRESETS = {
             watch_every=50,
         ),
         vocabulary=8192,
-        validation_windows=128,
+        validation_rows=128,
         source="sizes that train in minutes on two cores",
     ),
     "paper": Settings(
@@ -52,7 +53,7 @@ PRESETS = {
             precision="float16",
         ),
         vocabulary=50_265,
-        validation_windows=10_000,
+        validation_rows=10_000,
         source="the paper: RoBERTa-base on WikiText-103 with fairseq's defaults; fairseq's RoBERTa pre-training recipe for "
         "base: 125,000 updates, 10,000 of warm-up, peak 5e-4, polynomial decay, Adam (0.9, 0.98), weight decay 0.01, "
         "512 tokens a sample, 256 samples an update (16 a GPU on one GPU, accumulated 16 times), float16",
@@ -73,10 +74,11 @@ def run(
     """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
     corpus = data.load("wikitext", source=source)
     texts = _texts(corpus.train)
-    bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
+    with processes().main_process_first():  # one trains the tokenizer, the others read it
+        bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
     training = windows(texts, bpe, settings.size.length)
     held_out = windows(_texts(corpus.validation), bpe, settings.size.length)
-    held_out = held_out[: settings.validation_windows]
+    held_out = held_out[: settings.validation_rows]
     masking, record = Masking(bpe), data_record(corpus)
     record["tokens"] = {"train": training.numel(), "validation": held_out.numel(), "vocabulary": masking.vocabulary}
 

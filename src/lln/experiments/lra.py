@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lln import data
+from lln.bench.zoo_paper import TABLE_4_MEMORY, TABLE_4_TASKS, TABLE_4_TIME
 from lln.data.task import spread
 from lln.experiments import scores
 from lln.experiments.contestants import Contestant, parse
@@ -73,15 +74,9 @@ PAPER_SCORES = {
 }
 PAPER_COSTS = {
     "title": "Table 4 of the paper: time [s] and memory [MB] on a GPU",
-    "columns": ["method", *(f"{task} {unit}" for unit in ("s", "MB") for task in ("TC", "LO", "RE", "PF", "IC"))],
-    "rows": [
-        ["softmax", 21468, 5905, 21866, 6754, 13228, 17108, 4458, 8934, 4817, 9632],
-        ["reformer", 4610, 2439, 4714, 4694, 8737, 3261, 1631, 3008, 3258, 6514],
-        ["performer", 3456, 1966, 3761, 3553, 13169, 2176, 1122, 2178, 2180, 4353],
-        ["skyformer", 4523, 2970, 5602, 5240, 9347, 3068, 1697, 2974, 4041, 8079],
-        ["lln_diag", 3043, 1774, 3135, 3042, 4053, 1641, 821, 1586, 1639, 3276],
-    ],
-}  # fmt: skip
+    "columns": ["method", *(f"{task} {unit}" for unit in ("s", "MB") for task in TABLE_4_TASKS)],
+    "rows": [[name, *TABLE_4_TIME[name], *TABLE_4_MEMORY[name]] for name in TABLE_4_TIME],
+}
 
 
 def run(

@@ -24,7 +24,9 @@ def tokenizer_of(
     """A byte-level BPE: the one in `given` (RoBERTa's files), the one trained before in `folder`, or one trained now."""
     place = folder if given is None else given
     if (place / VOCABULARY).exists() and (place / MERGES).exists():
-        return ByteLevelBPETokenizer(str(place / VOCABULARY), str(place / MERGES))
+        tokenizer = ByteLevelBPETokenizer(str(place / VOCABULARY), str(place / MERGES))
+        tokenizer.add_special_tokens(SPECIAL)  # the files do not say which tokens are not to be split
+        return tokenizer
     if given is not None:
         raise FileNotFoundError(f"a tokenizer is a folder with {VOCABULARY} and {MERGES}; {given} has none")
     tokenizer = ByteLevelBPETokenizer()

@@ -71,7 +71,7 @@ def train(
     """Train from scratch, or from the newest checkpoint in the folder, or just read the result."""
     folder.mkdir(parents=True, exist_ok=True)
     _same_run(run, folder)
-    _processes().wait_for_everyone()
+    processes().wait_for_everyone()
     done = folder / RESULT
     if done.exists():
         return dict(json.loads(done.read_text()))
@@ -118,7 +118,7 @@ def train(
 
 def _arguments(run: Run, folder: Path) -> TrainingArguments:
     budget = run.budget
-    processes = _processes().num_processes
+    processes = processes().num_processes
     if budget.batch % processes:
         raise ValueError(f"a batch of {budget.batch} cannot be spread evenly over {processes} processes")
     return TrainingArguments(
@@ -153,7 +153,8 @@ def _arguments(run: Run, folder: Path) -> TrainingArguments:
     )
 
 
-def _processes() -> PartialState:
+def processes() -> PartialState:
+    """How many there are and which one this is, under torchrun, accelerate or alone."""
     return PartialState(cpu=not torch.cuda.is_available())
 
 
@@ -161,7 +162,7 @@ def _same_run(run: Run, folder: Path) -> None:
     """A folder belongs to one run; a second, different one is refused with what differs."""
     path, config = folder / CONFIG, json.loads(json.dumps(_described(run)))
     if not path.exists():
-        if _processes().is_main_process:
+        if processes().is_main_process:
             write_result(path, config, run.seed)
         return
     before = json.loads(path.read_text())

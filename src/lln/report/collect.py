@@ -1,0 +1,70 @@
+"""Finding results: every JSON file with provenance, in folders and below; other JSON is named in a notice."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lln.report.numbers import natural
+
+# What training and Hugging Face leave beside results: known, so no notice is given.
+NOT_RESULTS = {
+    "adapter_config.json", "added_tokens.json", "config.json", "generation_config.json", "merges.json",
+    "preprocessor_config.json", "settings.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json",
+    "trainer_state.json", "vocab.json",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result as it was written, and the picture beside it."""
+
+    name: str  # the path a reader knows it by: below the folder that was asked for
+    stem: str
+    data: dict[str, Any]
+    picture: Path | None = None
+
+
+@dataclass
+class Collection:
+    results: list[Result] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def collect(paths: Iterable[str | Path]) -> Collection:
+    """All results in `paths`, each file once, in the order given and then by name."""
+    found, seen = Collection(), set()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
+        for file in _files(path):
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
+            _take(file, str(file.relative_to(path)) if path.is_dir() else file.name, found)
+    return found
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for file in sorted(path.rglob("*.json"), key=lambda file: natural(str(file))):
+        folders = file.relative_to(path).parts[:-1]
+        hidden = any(folder.startswith((".", "checkpoint-")) for folder in folders)
+        if file.is_file() and not hidden and file.name not in NOT_RESULTS:
+            yield file
+
+
+def _take(file: Path, name: str, found: Collection) -> None:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as reason:
+        found.notices.append(f"{name} is left out: it is no JSON ({reason})")
+        return
+    if not isinstance(data, dict) or not isinstance(data.get("provenance"), dict):
+        found.notices.append(f"{name} is left out: it has no provenance, so it is no result")
+        return
+    picture = file.with_suffix(".png")
+    found.results.append(Result(name, file.stem, data, picture if picture.is_file() else None))

@@ -1,0 +1,88 @@
+"""Attention maps: matrices of one input for several attentions, packed for the page.
+
+Numbers are float32 in base64, exact to what the page shows. Maps that would fill more than a megabyte are made coarser: a cell
+is then the sum over its keys and the mean over its queries, so that rows still sum to one.
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import numpy.typing
+
+Matrix = numpy.typing.NDArray[numpy.float32]
+
+BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Map:
+    label: str
+    layer: str
+    head: str
+    matrix: Matrix
+    text: str | list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Maps:
+    title: str
+    maps: list[Map]
+
+    def as_data(self) -> dict[str, Any]:
+        cell = self._cell()
+        note = f"Each cell stands for {cell} × {cell}: the sum over keys, the mean over queries." if cell > 1 else ""
+        return {"title": self.title, "note": note, "cell": cell, "maps": [_packed(one, cell) for one in self.maps]}
+
+    def _cell(self) -> int:
+        """The smallest cell with which all maps fit."""
+        cell = 1
+        while sum(_coarse_size(one.matrix, cell) for one in self.maps) > BYTES and cell < 64:
+            cell += 1
+        return cell
+
+
+def read_map(entry: dict[str, Any]) -> Map:
+    """An entry of a result's "maps"; ValueError when its matrix is none."""
+    try:
+        matrix = numpy.array(entry["matrix"], dtype=numpy.float32)  # null becomes NaN
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("an attention map has no matrix of numbers") from None
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(f"an attention map is no matrix: its shape is {matrix.shape}")
+    label = str(entry.get("label") or entry.get("attention") or "attention")
+    return Map(label, str(entry.get("layer", 0)), str(entry.get("head", 0)), matrix, entry.get("text"))
+
+
+def coarser(matrix: Matrix, cell: int) -> Matrix:
+    """Sum over keys and mean over queries in cells; the last cells may be smaller."""
+    rows, columns = (range(0, size, cell) for size in matrix.shape)
+    summed = numpy.add.reduceat(numpy.add.reduceat(matrix, list(rows), axis=0), list(columns), axis=1)
+    heights = [min(cell, matrix.shape[0] - start) for start in rows]
+    return (summed / numpy.array(heights)[:, None]).astype(numpy.float32)
+
+
+def _coarse_size(matrix: Matrix, cell: int) -> float:
+    return -(-matrix.shape[0] // cell) * -(-matrix.shape[1] // cell) * 4 * 4 / 3
+
+
+def _packed(one: Map, cell: int) -> dict[str, Any]:
+    matrix = coarser(one.matrix, cell) if cell > 1 else one.matrix
+    return {
+        "label": one.label,
+        "layer": one.layer,
+        "head": one.head,
+        "rows": matrix.shape[0],
+        "columns": matrix.shape[1],
+        "values": base64.b64encode(matrix.astype("<f4").tobytes()).decode(),
+        "tokens": _tokens(one.text, one.matrix.shape[1]) if cell == 1 else None,
+        "text": " ".join(map(str, one.text)) if isinstance(one.text, list) else one.text,
+    }
+
+
+def _tokens(text: str | Sequence[str] | None, length: int) -> list[str] | None:
+    """The tokens of a text, where there are as many as keys."""
+    tokens = text.split() if isinstance(text, str) else [str(token) for token in text or ()]
+    return tokens if len(tokens) == length else None

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := $(wildcard src/lln/backends/native/csrc/*) src/lln/backends/native/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench sweep sanitize calibrate clean
+.PHONY: help setup demo test lint docs bench sweep sanitize calibrate clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-demo: $(READY)  ## train softmax, LLN and LLN+Diag side by side on text that every Python has; plots in runs/demo/
+demo: $(READY)  ## pre-train softmax, LLN and LLN+Diag on text that every Python has, watch, time; runs/demo/report.html
 	$(BIN)/lln demo
 
 test: $(READY)  ## run the tests
@@ -30,6 +30,9 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## build the documentation as a site in build/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(READY)  ## measure speed and memory as ratios in one run; JSON and plots in runs/bench/
 	$(BIN)/lln bench operator --out runs/bench

@@ -34,7 +34,7 @@ def test_the_demo_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     }
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "report.html"
-    assert str(page) in text.replace("\n", "") and "LLN+Diag" in page.read_text()
+    assert str(page) in text.replace("\n", "") and "lln_diag" in page.read_text()
 
 
 @pytest.mark.parametrize("command", [("--help",), ("demo", "--help"), ("bench", "--help"), ("calibrate", "--help")])

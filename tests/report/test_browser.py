@@ -261,6 +261,8 @@ def test_attention_maps_of_every_layer_and_head(shown: Opened) -> None:
             assert close(float(found[1]), maps["softmax", layer, head][1][3])
             assert close(float(found[2]), maps["LLN", layer, head][1][3])
     assert len(pictures) == LAYERS * HEADS
+    largest = max(max(map(max, maps[name, LAYERS - 1, HEADS - 1])) for name in ("softmax", "LLN"))
+    assert float(block.locator(".key span").last.text_content()) == pytest.approx(largest, rel=5e-3)
     before = left.evaluate("one => one.toDataURL()")
     block.get_by_label("logarithmic colours").click()
     assert left.evaluate("one => one.toDataURL()") != before
@@ -355,6 +357,7 @@ def test_gaps_single_points_and_constant_lines_are_drawn(browser: Any, tmp_path:
         plot.get_by_label("logarithmic y").check()
         assert plot.locator("path.line[data-label=zero]").get_attribute("d") == ""
         assert "no values" in figure(found, "Time and memory against length").locator("svg text").text_content()
+        assert plot.locator("text.tick-x").all_text_contents() == ["0", "1", "2", "3", "4"]  # there is no half a step
         figure(found, "Attention maps").locator("canvas").first.press("ArrowRight")
         assert "wide 0.25" in figure(found, "Attention maps").locator(".told").text_content()
 

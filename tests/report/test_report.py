@@ -65,6 +65,18 @@ def test_checkpoints_and_configurations_are_no_results(tmp_path: Path) -> None:
     assert len(found.results) == 1 and found.notices == []
 
 
+def test_single_runs_stand_alone_only_until_their_experiment_is_written(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_sample(tmp_path / f"mlm_lln_seed{seed}", run("LLN", 5.0, seed), "result.json")
+    titles = ["A single run, mlm, LLN, seed 0", "A single run, mlm, LLN, seed 1"]
+    sections = list(map(read, collect([tmp_path]).results))
+    assert [section.title for section in sections] == titles
+    assert [block.title for block in sections[0].blocks] == ["Training", "Concentration of attention", "Every run"]
+    write_sample(tmp_path)
+    write_sample(tmp_path / "elsewhere", run("LLN", 5.0) | {"runs": []})
+    assert [result.name for result in collect([tmp_path]).results] == ["elsewhere/fig8.json", "fig8.json"]
+
+
 @pytest.mark.parametrize("content", ["{}", "[1, 2]", "null", '{"provenance": 3}', "{broken", ""])
 def test_other_json_is_left_out_with_a_notice_on_the_page_too(tmp_path: Path, content: str) -> None:
     write_sample(tmp_path)
@@ -290,19 +302,7 @@ def test_long_lines_are_thinned_but_keep_their_ends_and_spikes() -> None:
     assert "thinned" in plot["note"]
 
 
-# Benchmarks and the demo
-
-
-def test_the_demo_is_read_as_the_experiment_it_is(tmp_path: Path) -> None:
-    from lln.experiments.demo import Settings, run
-
-    settings = Settings(width=32, heads=2, layers=1, length=32, batch=2, steps=3, longest=512)
-    data = run(settings, lambda *_: None, lambda *_: None)
-    section = section_of(tmp_path, data)
-    training, timing, runs = section.blocks
-    assert section.notices == [] and [line.at["attention"] for line in training.lines] == ["softmax", "LLN", "LLN+Diag"]
-    assert list(training.lines[1].y) == data["training"]["lln"]["loss"] and list(timing.lines[0].x) == [256, 512]
-    assert data["training"]["lln_diag"]["validation_loss"] in runs.rows[2]
+# Benchmarks
 
 
 def test_benchmarks_keep_their_numbers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lln.cli.convert import convert
 from lln.cli.demo import demo
 from lln.cli.distil import distil
 from lln.cli.info import info
+from lln.cli.report import report
 
 app = typer.Typer(
     help="Linear Log-Normal attention: demo, figures of the paper, benchmarks, calibration, conversion of models.",
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(calibrate)
 app.command()(convert)
 app.command()(distil)
+app.command()(report)
 app.add_typer(reproduce.app, name="reproduce")
 
 bench = typer.Typer(help="Speed and memory, as ratios measured in one run.", no_args_is_help=True)

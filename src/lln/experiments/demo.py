@@ -29,8 +29,8 @@ from lln.experiments.training import Budget, Run
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "softmax": F.scaled_dot_product_attention,
-    "LLN": lln_attention,
-    "LLN+Diag": lln_diag_attention,
+    "lln": lln_attention,
+    "lln_diag": lln_diag_attention,
 }
 PRETRAINING = fig8.Settings(
     size=Size(layers=3, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),

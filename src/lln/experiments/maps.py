@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lln.experiments.queries import lln_diag_matrix, matched_lln_matrix, queries_and_keys, softmax_matrix
 
 KINDS = {"softmax": softmax_matrix, "lln": matched_lln_matrix, "lln_diag": lln_diag_matrix}
-LABELS = {"softmax": "softmax", "lln": "LLN", "lln_diag": "LLN+Diag"}
 
 
 def attention_maps(model: nn.Module, tokens: Tensor, shown: int = 64) -> list[dict[str, Any]]:
@@ -26,5 +25,5 @@ def attention_maps(model: nn.Module, tokens: Tensor, shown: int = 64) -> list[di
             for head, cut in enumerate(whole[:, :shown, :shown]):
                 rounded = (cut * 1e5).round().to(torch.int64)
                 values = [[x / 1e5 for x in row] for row in rounded.tolist()]
-                found.append({"attention": kind, "label": LABELS[kind], "layer": layer, "head": head, "matrix": values})
+                found.append({"attention": kind, "label": kind, "layer": layer, "head": head, "matrix": values})
     return found

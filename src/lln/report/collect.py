@@ -1,4 +1,7 @@
-"""Finding results: every JSON file with provenance, in folders and below; other JSON is named in a notice."""
+"""Finding results: every JSON file with provenance, in folders and below; other JSON is named in a notice.
+
+The result of a single run is part of its experiment's result in a folder above, and stands alone only while that is missing.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,7 +24,7 @@ class Result:
     """A result as it was written, and the picture beside it."""
 
     name: str  # the path a reader knows it by: below the folder that was asked for
-    stem: str
+    path: Path
     data: dict[str, Any]
     picture: Path | None = None
 
@@ -43,7 +46,17 @@ def collect(paths: Iterable[str | Path]) -> Collection:
                 continue
             seen.add(file.resolve())
             _take(file, str(file.relative_to(path)) if path.is_dir() else file.name, found)
+    finished = {result.path.resolve().parent for result in found.results if "runs" in result.data}
+    found.results = [
+        result
+        for result in found.results
+        if not (is_single_run(result.data) and finished.intersection(result.path.resolve().parents))
+    ]
     return found
+
+
+def is_single_run(data: dict[str, Any]) -> bool:
+    return "history" in data and "runs" not in data
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -67,4 +80,4 @@ def _take(file: Path, name: str, found: Collection) -> None:
         found.notices.append(f"{name} is left out: it has no provenance, so it is no result")
         return
     picture = file.with_suffix(".png")
-    found.results.append(Result(name, file.stem, data, picture if picture.is_file() else None))
+    found.results.append(Result(name, file, data, picture if picture.is_file() else None))

@@ -5,7 +5,9 @@ const HEAT = {
   light: [[255, 255, 255], [120, 175, 214], [28, 92, 158], [16, 22, 66]],
   dark: [[20, 22, 28], [40, 78, 138], [96, 168, 228], [250, 240, 205]],
 };
-const FLOOR = 1e-4; // of the largest value: where the logarithmic colours begin
+// Where the logarithmic colours begin, as a share of the largest value: at the smallest one, but within these.
+const FLOOR = 1e-4;
+const CEILING = 1e-1;
 
 class AttentionMaps {
   constructor(figure, data) {
@@ -66,9 +68,12 @@ class AttentionMaps {
     this.at = null;
     const found = this.panels.map((panel) => this.find(panel.side));
     // One scale for both, or they could not be compared.
-    const largest = Math.max(...found.map(({ map }) => (map ? map.numbers.reduce((most, value) => (value > most ? value : most), 0) : 0))) || 1;
+    const positive = found.flatMap(({ map }) => (map ? [...map.numbers.filter((value) => value > 0)] : []));
+    const largest = positive.reduce((most, value) => Math.max(most, value), 0) || 1;
+    const smallest = positive.reduce((least, value) => Math.min(least, value), largest);
+    const floor = Math.min(CEILING, Math.max(FLOOR, smallest / largest));
     const paint = this.state.log
-      ? (value) => (value > 0 ? Math.max(0, 1 - Math.log(value / largest) / Math.log(FLOOR)) : 0)
+      ? (value) => (value > 0 ? Math.max(0, 1 - Math.log(value / largest) / Math.log(floor)) : 0)
       : (value) => Math.max(0, value / largest);
     const stops = HEAT[isDark() ? "dark" : "light"];
     this.panels.forEach((panel, i) => {
@@ -79,7 +84,7 @@ class AttentionMaps {
       fill(panel.canvas, map ? map.columns : 1, map ? map.rows : 1, (at) => colourAt(stops, map ? paint(map.numbers[at]) : 0));
     });
     fill(this.bar, 128, 1, (at) => colourAt(stops, at / 127));
-    this.low.textContent = this.state.log ? `≤ ${format(largest * FLOOR, "", 3)}` : "0";
+    this.low.textContent = this.state.log ? `≤ ${format(largest * floor, "", 3)}` : "0";
     this.high.textContent = format(largest, "", 3);
     this.text = found.map(({ map }) => map && map.text).find(Boolean) || "";
     this.read(null);

@@ -22,17 +22,18 @@ function format(value, unit = "", digits = 4) {
 
 /** From a domain [low, high] to a range [start, end], with ticks about `spacing` pixels apart. Values beyond a logarithm are never passed. */
 function makeScale(domain, range, log, spacing, preferred = []) {
+  const whole = preferred.length > 0 && preferred.every(Number.isInteger);
   const map = log ? Math.log10 : (value) => value;
   const [low, high] = domain.map(map);
   const scale = (value) => range[0] + ((map(value) - low) / (high - low)) * (range[1] - range[0]);
   const room = Math.max(2, Math.floor(Math.abs(range[1] - range[0]) / spacing));
   const suits = log && preferred.length > 1 && preferred.length <= room;
-  scale.ticks = suits ? preferred : log ? logTicks(domain, room) : linearTicks(domain, room);
+  scale.ticks = suits ? preferred : log ? logTicks(domain, room) : linearTicks(domain, room, whole);
   return scale;
 }
 
-function linearTicks([low, high], room) {
-  const rough = (high - low) / room;
+function linearTicks([low, high], room, whole = false) {
+  const rough = Math.max((high - low) / room, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((nice) => nice * power).find((nice) => nice >= rough);
   const ticks = [];

@@ -7,9 +7,9 @@ from lln.report.collect import Result
 from lln.report.numbers import text, words
 from lln.report.pictures import embed
 from lln.report.provenance import facts
-from lln.report.readers import benchmarks, demo, experiment, figures, generic
+from lln.report.readers import benchmarks, experiment, figures, generic
 
-READERS = (experiment.READER, demo.READER, figures.READER, *benchmarks.READERS, generic.READER)
+READERS = (experiment.READER, figures.READER, *benchmarks.READERS, generic.READER)
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 
@@ -17,7 +17,7 @@ def read(result: Result) -> Section:
     """A part that cannot be read becomes a notice: a page of other people's results must not fail for one of them."""
     data = result.data
     reader = next(reader for reader in READERS if reader.knows(data))
-    section = Section(reader.title(data) or words(result.stem).capitalize(), reader.group, result.name)
+    section = Section(reader.title(data) or words(result.path.stem).capitalize(), reader.group, result.name)
     section.facts = facts(data)
     try:
         section.verdicts = _verdicts(data.get("verdicts"))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lln.report.blocks import Block, Table
+from lln.report.collect import is_single_run
 from lln.report.maps import Maps, read_map
 from lln.report.numbers import natural, words
 from lln.report.plots import Axis, Line, Option, Plot, Selector, against_length, choices, finite
@@ -18,11 +19,14 @@ LOGARITHMIC = {"grad_norm", "inverse_loss_scale", "loss_scale"}
 
 
 def knows(data: dict[str, Any]) -> bool:
-    return "experiment" in data
+    return "experiment" in data or is_single_run(data)
 
 
 def title(data: dict[str, Any]) -> str | None:
-    return str(data.get("title") or words(str(data["experiment"])))
+    if "experiment" in data:
+        return str(data.get("title") or words(str(data["experiment"])))
+    run = _Run(data, 1)
+    return ", ".join(filter(None, ("A single run", run.task, run.label, f"seed {data.get('seed')}")))
 
 
 def tables(data: dict[str, Any]) -> list[Block]:
@@ -139,7 +143,9 @@ class _Run:
 
 
 def _runs(data: dict[str, Any]) -> Iterator[_Run]:
-    found = [_Run(entry, number) for number, entry in enumerate(data.get("runs") or (), 1)]
+    found = [
+        _Run(entry, number) for number, entry in enumerate([data] if is_single_run(data) else data.get("runs") or (), 1)
+    ]
     tasks = {run.task for run in found}
     names: set[str] = set()
     for number, run in enumerate(found, 1):

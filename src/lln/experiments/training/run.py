@@ -118,13 +118,13 @@ def train(
 
 def _arguments(run: Run, folder: Path) -> TrainingArguments:
     budget = run.budget
-    processes = processes().num_processes
-    if budget.batch % processes:
-        raise ValueError(f"a batch of {budget.batch} cannot be spread evenly over {processes} processes")
+    spread = processes().num_processes
+    if budget.batch % spread:
+        raise ValueError(f"a batch of {budget.batch} cannot be spread evenly over {spread} processes")
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=budget.steps,
-        per_device_train_batch_size=budget.batch // processes,
+        per_device_train_batch_size=budget.batch // spread,
         per_device_eval_batch_size=budget.batch,
         train_sampling_strategy="sequential",  # the stream is in order already
         learning_rate=budget.learning_rate,

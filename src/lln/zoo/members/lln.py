@@ -89,10 +89,9 @@ class Lln(Mechanism):
         self.matcher = MomentMatcher(
             shape.num_heads, shape.head_dim, mode="sample", target=target, subtract_mean_key=centred
         )
-        self.alpha, self.beta = options.alpha, options.beta
-        if self.alpha is None or self.beta is None:
-            unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=shape.max_length)
-            self.alpha, self.beta = (float(x.detach().exp()) for x in (unit.log_alpha, unit.log_beta))
+        unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=shape.max_length)
+        self.alpha = float(unit.log_alpha.detach().exp()) if options.alpha is None else options.alpha
+        self.beta = float(unit.log_beta.detach().exp()) if options.beta is None else options.beta
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
@@ -116,7 +115,7 @@ class Lln(Mechanism):
         if self.options.alpha is None and not is_causal:
             alpha, beta, bias = self.matcher(q, k, key_mask)
             return alpha, beta, bias
-        given = (torch.full((1, 1, 1, 1), float(x), dtype=q.dtype, device=q.device) for x in (self.alpha, self.beta))
+        given = (torch.full((1, 1, 1, 1), x, dtype=q.dtype, device=q.device) for x in (self.alpha, self.beta))
         return (*given, None)  # type: ignore[return-value]
 
 

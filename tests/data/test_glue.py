@@ -118,19 +118,40 @@ def solve(task: str, row: dict) -> int:
         positive = any(word in main.split() for word in glue_stand_in.POSITIVE)
         return int(positive != any(f" {negation} " in f" {main} " for negation in glue_stand_in.NEGATIONS))
     facts = [fact.split() for fact in row["pair" if task == "qnli" else "text"].removesuffix(" .").split(" and ")]
-    told = {(fact[0], fact[3]): fact[6] for fact in facts}
+    told = {(fact[0], fact[3]): " ".join(fact[4:]) for fact in facts}
     if task == "qnli":
-        words = row["text"].split()
-        return int((words[2], words[5]) not in told)
-    words = row["pair"].split()
-    claim, place = (words[3], words[1]), words[7]
-    return 1 if claim not in told else 0 if told[claim] == place else 2
+        word, _, person, _, _, thing, _ = row["text"].split()
+        return int(not ((person, thing) in told and (word == "where") == told[person, thing].startswith("in the ")))
+    _, thing, _, person, *says = row["pair"].removesuffix(" .").split()
+    if says[0] == "was" or (person, thing) not in told:
+        return 1
+    place = " ".join(says).removeprefix("is ")
+    return 0 if place == told[person, thing] else 2
 
 
 @pytest.mark.parametrize("task", ["sst2", "qnli", "mnli"])
 def test_stand_ins_are_right(task: str) -> None:
     drawn, labels = rows(task, 500)
     assert [solve(task, row) for row in drawn] == labels.tolist()
+
+
+@pytest.mark.parametrize("task", ["qnli", "mnli", "rte", "wnli"])
+def test_negatives_are_made_of_the_words_of_the_facts(task: str) -> None:
+    drawn, _ = rows(task, 300)
+    asks, tells = ("text", "pair") if task == "qnli" else ("pair", "text")
+    own = set(f"where when did leave ? of is not was lost {' '.join(glue_stand_in.TIMES)}".split())
+    assert all(set(row[asks].split()) <= {*row[tells].split(), *own} for row in drawn)
+
+
+def test_the_clauses_of_a_contrast_disagree() -> None:
+    contrasts = 0
+    for row in rows("sst2", 300)[0]:
+        for between in (" , but ", " , although "):
+            if between in row["text"]:
+                first, second = row["text"].removesuffix(" .").split(between)
+                assert solve("sst2", {"text": first}) != solve("sst2", {"text": second})
+                contrasts += 1
+    assert contrasts > 100
 
 
 def test_two_way_inference_agrees_with_three_way() -> None:

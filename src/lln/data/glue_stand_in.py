@@ -66,36 +66,43 @@ def acceptability(random: Random) -> dict[str, Any]:
 
 def _facts(random: Random) -> tuple[list[str], list[str], list[str]]:
     """Three people, each with a thing in a place of their own."""
-    return some(random, PEOPLE, 3), some(random, THINGS, 3), some(random, PLACES, 3)
+    return some(random, PEOPLE, 3), some(random, THINGS, 3), [f"in the {place}" for place in some(random, PLACES, 3)]
 
 
-def _tell(people: list[str], things: list[str], places: list[str]) -> str:
-    return " and ".join(
-        f"{person} left the {thing} in the {place}" for person, thing, place in zip(people, things, places, strict=True)
-    )
+def _tell(people: list[str], things: list[str], details: list[str]) -> str:
+    told = zip(people, things, details, strict=True)
+    return " and ".join(f"{person} left the {thing} {detail}" for person, thing, detail in told) + " ."
 
 
 def answerable(random: Random) -> dict[str, Any]:
-    """Label 0: the sentence answers the question; 1: it names the person and the thing, but not together."""
+    """Label 0: the sentence answers the question. 1: it tells the time where the place is asked for or the other way
+    round, which is easy to see, or it names the person and the thing, but not together, which is not."""
     label = int(random.integers(2))
-    people, things, places = _facts(random)
+    people, things, details = _facts(random)
+    where = chance(random, 1 / 2)
+    if not where:
+        details = some(random, TIMES, 3)
     asked = int(random.integers(3))
-    thing = things[(asked + label) % 3]
-    return _row(f"where did {people[asked]} leave the {thing} ?", f"{_tell(people, things, places)} .", label)
+    apart = bool(label) and chance(random, 1 / 2)
+    thing = things[(asked + apart) % 3]
+    word = "where" if where != (bool(label) and not apart) else "when"
+    return _row(f"{word} did {people[asked]} leave the {thing} ?", _tell(people, things, details), label)
 
 
 def _inference(random: Random, relation: str) -> tuple[str, str]:
+    """Every other claim that does not follow shows it by a negation, or by speaking of something else; MNLI's do too."""
     people, things, places = _facts(random)
-    told = f"{_tell(people, things, places)} ."
     i = int(random.integers(3))
     other = (i + 1 + int(random.integers(2))) % 3
-    if relation == "entailment":
-        claim = f"the {things[i]} of {people[i]} is in the {places[i]}"
-    elif relation == "contradiction":
-        claim = f"the {things[i]} of {people[i]} is in the {places[other]}"
-    else:
-        claim = f"the {things[other]} of {people[i]} is in the {places[i]}"
-    return told, f"{claim} ."
+    shows = chance(random, 1 / 2)
+    thing, says = things[i], f"is {places[i]}"
+    if relation == "contradiction":
+        says = f"is not {places[i]}" if shows else f"is {places[other]}"
+    elif relation == "neutral" and shows:
+        says = f"was lost {one(random, TIMES)}"
+    elif relation == "neutral":
+        thing = things[other]
+    return _tell(people, things, places), f"the {thing} of {people[i]} {says} ."
 
 
 def inference(random: Random) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lln.data.task import TaskData
 
 FOLDERS = ("dogs-vs-cats", "dogs_vs_cats", "dogsvscats")
 USUAL = "microsoft/cats_vs_dogs"
-TWO = ("triangle", "square")
+TWO = ("square", "cross")  # of the same area
 
 
 @dataclass(frozen=True)

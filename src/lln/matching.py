@@ -18,15 +18,17 @@ is the same as eq. 10 but divides by nothing, so constant queries or keys, a sin
 values.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lln import backends
 from lln.backends.operator import batching_rule, compute_dtype
 from lln.instance_matching import matched_on_instance
 from lln.statistics import Statistics, accumulation_dtype, computed_moments, differentiable_moments, statistics_of
-from lln.tables import calibrated_range, differentiable_matched_ratio, matched_ratio
+from lln.tables import calibrated_range, differentiable_matched_ratio, kept_values, load, matched_ratio
 
 DEFAULT_TARGET = "entropy"
 TARGETS = ("entropy", "variance", "paper")
@@ -101,11 +103,39 @@ def _match_op(
     center_keys: bool,
 ) -> tuple[Tensor, Tensor]:
     """alpha and beta (S, Hk): one step from q and k, because for short inputs what costs is the number of steps."""
+    if per == "head" and target != "paper" and backends.refusal("native", q, k, k) is None:
+        return _match_natively(q, k, key_padding_mask, cu_seqlens, target, scale, center_keys)
     statistics = statistics_of(
         q, k, per=per, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, center_keys=center_keys,
         ddof=degrees_of_freedom(target), measure=computed_moments,
     )  # fmt: skip
     return match_statistics(statistics, q.shape[-1], target=target, scale=scale, detach=False)
+
+
+def _match_natively(
+    q: Tensor,
+    k: Tensor,
+    key_padding_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    target: str,
+    scale: float | None,
+    center_keys: bool,
+) -> tuple[Tensor, Tensor]:
+    """`match_statistics` of `statistics_of`, in the kernel."""
+    head_dim = q.shape[-1]
+    query_mask = key_padding_mask if q.shape[2] == k.shape[2] else None
+    squared_scale = 1.0 / head_dim if scale is None else scale**2
+    return backends.native.match(
+        q, k, query_mask, key_padding_mask, cu_seqlens, *_table(target, head_dim), squared_scale, center_keys
+    )
+
+
+@cache
+def _table(target: str, head_dim: int) -> tuple[Tensor, tuple[float, float], tuple[float, float]]:
+    """log2 r over (lengths, temperatures), and the first point and the step of both grids, temperatures first."""
+    values = kept_values(target, head_dim, torch.float64, torch.device("cpu")).contiguous()
+    log2_t, log2_length = ((grid["first"], grid["step"]) for grid in (load()["log2_t"], load()["log2_length"]))
+    return values, log2_t, log2_length
 
 
 @_match_op.register_fake

@@ -24,7 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from lln.backends.operator import compute_dtype
-from lln.matching import DEFAULT_TARGET, TARGETS, degrees_of_freedom, match_statistics, shape_for_attention
+from lln.matching import (
+    DEFAULT_TARGET,
+    TARGETS,
+    degrees_of_freedom,
+    match_moments,
+    match_statistics,
+    shape_for_attention,
+)
 from lln.running_statistics import RunningStatistics
 from lln.statistics import Statistics, statistics_of
 
@@ -98,6 +105,11 @@ class MomentMatcher(nn.Module):
                 f"this MomentMatcher was made for {self.num_heads} query heads, {self.num_key_heads} key heads and "
                 f"head size {self.head_dim}, got q {tuple(q.shape)} and k {tuple(k.shape)}"
             )
+        if self.mode == "sample" and not self.subtract_mean_key:  # nothing but alpha and beta: one step
+            alpha, beta = match_moments(
+                q, k, target=self.target, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, scale=self.scale
+            )
+            return alpha, beta, None
         dtype = compute_dtype(q.dtype)
         in_use = self._statistics(q, k, key_padding_mask, cu_seqlens)
         if self.mode == "fixed":

@@ -14,12 +14,12 @@ A key head shared by several query heads has one sigma_q: the variance pooled ov
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lln import backends
 from lln.backends.operator import batching_rule
 
 _PIECE_ELEMENTS = 1 << 17  # 1 MB of float64 at a time: it stays in the cache
@@ -58,9 +58,8 @@ def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None
 
 def computed_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
     """`moments` without its operator around it: for the bodies of operators, which compilers do not look into."""
-    native = _native_moments() if x.device.type == "cpu" and x.dtype != torch.float64 else None
-    if native is not None:
-        count, total, squares = native(x, key_mask, cu_seqlens)
+    if backends.refusal("native", x, x, x) is None:
+        count, total, squares = backends.native.moments(x, key_mask, cu_seqlens)
         return Moments(count.double(), total, squares)
     return Moments(*_moments_in_pieces(x, key_mask, cu_seqlens))
 
@@ -160,20 +159,6 @@ def _counts(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Te
     if key_mask is not None:
         return key_mask.sum(dim=1).to(dtype)
     return torch.full((x.shape[0],), x.shape[2], dtype=dtype, device=x.device)
-
-
-@cache
-def _native_moments() -> Callable[..., Any] | None:
-    """The C++ kernel's moments, where it is built and sums in float64; it has the signature of `moments`."""
-    try:
-        from lln.backends import native
-    except ImportError:
-        return None
-    if native.available() is not None:
-        return None
-    # float32 partial sums would lose the variance of values far from zero, and overflow where squares do
-    squares = native.moments(torch.full((1, 1, 2, 1), 1e30))[2]
-    return native.moments if bool(squares.isfinite().all()) else None
 
 
 @torch.library.custom_op("lln::moments", mutates_args=())

@@ -50,7 +50,7 @@ METHODS: dict[str, Method] = {
     "softmax (SDPA)": F.scaled_dot_product_attention,
 }
 # Quadratic time, or memory of many times the inputs: longer than this they are left out.
-LONGEST = {"softmax (SDPA)": 4096, "plain eager": 16_384, "ELU": 16_384, "chunked": 16_384, DIAG: 16_384}
+LONGEST = {"softmax (SDPA)": 4096, "plain eager": 16_384, "ELU": 16_384, "chunked": 16_384}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _row(plan: Plan, timing: Timing, base: Timing, length: int, backward: bool) 
 
 
 def prepare(name: str, heads: int, length: int, dim: int, backward: bool) -> Callable[[], Any]:
-    """Inputs laid out as a layer's projections give them, and the call to be measured."""
+    """Inputs with the rows of each head side by side, and the call to be measured."""
     dtype = torch.bfloat16 if name == BFLOAT16 else torch.float32
     inputs = [torch.randn(1, heads, length, dim).to(dtype).requires_grad_(backward) for _ in range(3)]
     method = METHODS[name]

@@ -48,7 +48,7 @@ def differentiable_matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim:
     first, step, points = grid["first"], grid["step"], grid["points"]
     lowest, highest = 2.0**first, 2.0 ** (first + step * (points - 1))
     lengths = load()["log2_length"]
-    made = _new_values if torch.compiler.is_compiling() else _kept_values  # a graph must not keep a traced tensor
+    made = _new_values if torch.compiler.is_compiling() else kept_values  # a graph must not keep a traced tensor
     values = made(target, head_dim, t.dtype, t.device)  # (lengths, points)
     column, across = _position(t.clamp(lowest, highest).log2(), first, step, points)
     row, down = _position(keys.clamp_min(1).log2(), lengths["first"], lengths["step"], lengths["points"])
@@ -74,7 +74,7 @@ def _new_values(target: str, head_dim: int, dtype: torch.dtype, device: torch.de
     return torch.tensor(_for_head_dim(target, head_dim), dtype=dtype, device=device)
 
 
-_kept_values = cache(_new_values)
+kept_values = cache(_new_values)
 
 
 @cache

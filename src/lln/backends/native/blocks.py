@@ -1,19 +1,21 @@
-"""Softmax attention inside blocks on the compiled kernel; see `lln.block_diagonal` for what it computes.
-
-Tensors are passed by address and strides, as in `lln.backends.native.kernels`, and read without a copy.
-"""
-
-import struct
-from array import array
+"""Softmax attention inside blocks on the compiled kernel; see `lln.block_diagonal` for what it computes."""
 
 import torch
 from torch import Tensor
 
-from lln.backends.native.kernels import DTYPES, supports
-from lln.backends.native.library import BLOCK_WORDS, library
-from lln.backends.operator import empty_output
-
-_NO_TENSOR = (0, 0, 0, 0, 0)
+from lln.backends.native.arguments import (
+    DTYPES,
+    NO_TENSOR,
+    address,
+    boundaries,
+    call,
+    empty_result,
+    mask,
+    real,
+    strided,
+)
+from lln.backends.native.kernels import supports
+from lln.backends.native.library import BLOCK_WORDS
 
 
 def block_forward(
@@ -27,7 +29,7 @@ def block_forward(
     is_causal: bool,
 ) -> Tensor:
     """out_i = sum_j softmax_j(scale q_i . k_j) v_j over the keys j of the block of i, laid out as q is."""
-    out = empty_output(q, v.shape[-1])
+    out = empty_result(q, v.shape[-1])
     edges, words = _arguments(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
     return _run_forward(words, out, edges)
 
@@ -37,15 +39,13 @@ def attend_to_block(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, scale: fl
 
     Its rows have the bits that `block_forward` gives them.
     """
-    out = empty_output(q, v.shape[-1])
+    out = empty_result(q, v.shape[-1])
     edges, words = _arguments(q, k, v, key_mask, None, k.shape[2], scale, False, one_block=True)
     return _run_forward(words, out, edges)
 
 
 def _run_forward(words: tuple[int, ...], out: Tensor, edges: Tensor | None) -> Tensor:
-    block = array("q", words + _tensor(out) + _NO_TENSOR * 4)
-    kernel = library()
-    kernel.block_forward(kernel.isa(), block.buffer_info()[0])
+    call("block_forward", (*words, *strided(out), *NO_TENSOR * 4), BLOCK_WORDS)
     del edges
     return out
 
@@ -62,11 +62,10 @@ def block_backward(
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, from the weights computed again; the output is not needed."""
-    dq, dk, dv = (empty_output(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (empty_result(x, x.shape[-1]) for x in (q, k, v))
     edges, words = _arguments(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
-    block = array("q", words + _NO_TENSOR + _tensor(grad) + _tensor(dq) + _tensor(dk) + _tensor(dv))
-    kernel = library()
-    kernel.block_backward(kernel.isa(), block.buffer_info()[0])
+    words += (*NO_TENSOR, *strided(grad), *strided(dq), *strided(dk), *strided(dv))
+    call("block_backward", words, BLOCK_WORDS)
     del edges
     return dq, dk, dv
 
@@ -88,18 +87,11 @@ def _arguments(
         raise ValueError(reason)
     if q.shape[2] != k.shape[2] and not one_block:
         raise ValueError(f"blocks need as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    edges = None if cu_seqlens is None else cu_seqlens.to("cpu", torch.int64).contiguous()
-    mask = (0, 0, 0) if key_mask is None else (key_mask.data_ptr(), *key_mask.stride())
+    edges = boundaries(cu_seqlens)
     words = (
         torch.get_num_threads(), DTYPES[q.dtype], int(is_causal), int(one_block),
         q.shape[0] if edges is None else len(edges) - 1,
         q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3], min(block_size, k.shape[2]),
-        *struct.unpack("q", struct.pack("d", scale)),
-        0 if edges is None else edges.data_ptr(), *mask, *_tensor(q), *_tensor(k), *_tensor(v),
+        real(scale), address(edges), *mask(key_mask), *strided(q), *strided(k), *strided(v),
     )  # fmt: skip
-    assert len(words) + 5 * len(_NO_TENSOR) == BLOCK_WORDS
     return edges, words
-
-
-def _tensor(x: Tensor) -> tuple[int, ...]:
-    return (x.data_ptr(), *x.stride())

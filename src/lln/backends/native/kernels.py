@@ -1,19 +1,12 @@
-"""The operator's forward and backward on the compiled kernel: checks and allocation here, arithmetic in C++.
-
-Tensors are passed by address and strides, so that layouts like (B, N, H, D).transpose(1, 2) are read without a copy.
-"""
-
-from array import array
+"""The operator's forward and backward on the compiled kernel: checks and allocation here, arithmetic in C++."""
 
 import torch
 from torch import Tensor
 
-from lln.backends.native.library import MOMENTS_WORDS, PROBLEM_WORDS, UnusableError, library
-from lln.backends.operator import empty_output
+from lln.backends.native.arguments import DTYPES, NO_TENSOR, address, call, dense, empty_result, mask, strided
+from lln.backends.native.library import PROBLEM_WORDS, UnusableError, library
 
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_NO_TENSOR = (0, 0, 0, 0, 0)
-_NO_GRADIENTS = _NO_TENSOR * 4 + (0, 0, 0)
+_NO_GRADIENTS = NO_TENSOR * 4 + (0, 0, 0)
 
 
 def available() -> str | None:
@@ -54,7 +47,7 @@ def forward(
     """Output and state after the last key; see `lln.backends.operator`."""
     sequences, key_heads, dim = beta.shape
     value_dim = v.shape[-1]
-    out = empty_output(q, value_dim)
+    out = empty_result(q, value_dim)
     maximum = beta.new_empty(sequences, key_heads, dim)
     summed = beta.new_empty(sequences, key_heads, dim, value_dim)
     normaliser = beta.new_empty(sequences, key_heads, dim)
@@ -62,9 +55,7 @@ def forward(
         q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start_maximum, start_summed, start_normaliser,
         maximum, summed, normaliser, out, is_causal, False,
     )  # fmt: skip
-    block = array("q", words + _NO_GRADIENTS)
-    kernel = library()
-    kernel.forward(kernel.isa(), block.buffer_info()[0])
+    call("forward", words + _NO_GRADIENTS, PROBLEM_WORDS)
     del held
     return out, maximum, summed, normaliser
 
@@ -90,46 +81,19 @@ def backward(
     parameter_grads: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, alpha, beta and bias; the last three mean nothing unless `parameter_grads`."""
-    dq, dk, dv = (empty_output(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (empty_result(x, x.shape[-1]) for x in (q, k, v))
     dalpha, dbeta, dbias = torch.empty_like(alpha), torch.empty_like(beta), torch.empty_like(alpha)
     parameters = [torch.empty(x.shape, dtype=torch.float32) for x in (alpha, beta, alpha)] if parameter_grads else []
     held, words = _arguments(
         q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start_maximum, start_summed, start_normaliser,
         maximum.contiguous(), summed.contiguous(), normaliser.contiguous(), out, is_causal, parameter_grads,
     )  # fmt: skip
-    gradients = (*_tensor(grad), *_tensor(dq), *_tensor(dk), *_tensor(dv))
-    block = array("q", words + gradients + (tuple(x.data_ptr() for x in parameters) or (0, 0, 0)))
-    kernel = library()
-    kernel.backward(kernel.isa(), block.buffer_info()[0])
+    gradients = (*strided(grad), *strided(dq), *strided(dk), *strided(dv))
+    call("backward", words + gradients + (tuple(x.data_ptr() for x in parameters) or (0, 0, 0)), PROBLEM_WORDS)
     for target, computed in zip((dalpha, dbeta, dbias), parameters, strict=False):
         target.copy_(computed)
     del held
     return dq, dk, dv, dalpha, dbeta, dbias
-
-
-def moments(
-    x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """How many rows of x (B, H, N, D) count, and sum_n x_n and sum_n x_n^2 over them, for each head and feature.
-
-    One pass over x. Returns count (S,) int64, and total and squares (S, H, D) float64, with S the number of packed sequences,
-    or B. Sums are in float64 throughout.
-    """
-    batch, heads, rows, dim = x.shape
-    sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
-    count = torch.empty(sequences, dtype=torch.int64)
-    total = torch.empty(sequences, heads, dim, dtype=torch.float64)
-    squares = torch.empty_like(total)
-    cu_seqlens = None if cu_seqlens is None else cu_seqlens.to("cpu", torch.int64).contiguous()
-    words = (
-        torch.get_num_threads(), DTYPES[x.dtype], sequences, heads, rows, dim,
-        _address(cu_seqlens), *_mask(key_mask), *_tensor(x), total.data_ptr(), squares.data_ptr(), count.data_ptr(),
-    )  # fmt: skip
-    assert len(words) == MOMENTS_WORDS
-    block = array("q", words)
-    kernel = library()
-    kernel.moments(kernel.isa(), block.buffer_info()[0])
-    return count, total, squares
 
 
 def _arguments(
@@ -153,15 +117,14 @@ def _arguments(
 ) -> tuple[list[Tensor | None], tuple[int, ...]]:
     """The fields of `Problem` up to `out`, and the tensors that must outlive the call."""
     _check(q, k, v, is_causal)
-    small = [_dense(x) for x in (cu_seqlens, alpha, beta, bias, start_maximum, start_summed, start_normaliser)]
-    at = [_address(x) for x in small]
+    small = [dense(x) for x in (cu_seqlens, alpha, beta, bias, start_maximum, start_summed, start_normaliser)]
+    at = [address(x) for x in small]
     words = (
         torch.get_num_threads(), DTYPES[q.dtype], int(is_causal), int(parameter_grads),
         beta.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-        at[0], *_mask(key_mask), *at[1:], maximum.data_ptr(), summed.data_ptr(), normaliser.data_ptr(),
-        *_tensor(q), *_tensor(k), *_tensor(v), *_tensor(out),
+        at[0], *mask(key_mask), *at[1:], maximum.data_ptr(), summed.data_ptr(), normaliser.data_ptr(),
+        *strided(q), *strided(k), *strided(v), *strided(out),
     )  # fmt: skip
-    assert len(words) + len(_NO_GRADIENTS) == PROBLEM_WORDS
     return [*small, maximum, summed, normaliser], words
 
 
@@ -173,19 +136,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
         raise ValueError(
             f"causal attention needs as many queries as keys; given {q.shape[2]} queries and {k.shape[2]} keys"
         )
-
-
-def _dense(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.is_contiguous() else x.contiguous()
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _tensor(x: Tensor) -> tuple[int, ...]:
-    return (x.data_ptr(), *x.stride())
-
-
-def _mask(key_mask: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if key_mask is None else (key_mask.data_ptr(), *key_mask.stride())

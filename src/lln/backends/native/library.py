@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = Path(__file__).with_name("_kernel.so")  # where `build.py` puts it
-# The number of 64-bit words in the argument blocks of `csrc/problem.h`, as `arguments.py` fills them.
+# The number of 64-bit words in the argument blocks of `csrc/problem.h`, as the Python files beside this one fill them.
 PROBLEM_WORDS = 67
 MOMENTS_WORDS = 18
+MATCH_WORDS = 47
 BLOCK_WORDS = 57
-FUNCTIONS = ("forward", "backward", "moments", "block_forward", "block_backward")
+WORDS = {"problem": PROBLEM_WORDS, "moments": MOMENTS_WORDS, "match": MATCH_WORDS, "block": BLOCK_WORDS}
+FUNCTIONS = ("forward", "backward", "moments", "match", "block_forward", "block_backward")
 
 
 class UnusableError(RuntimeError):
@@ -30,8 +32,10 @@ class Library:
     forward: Any
     backward: Any
     moments: Any
+    match: Any
     block_forward: Any
     block_backward: Any
+    prefer_huge_pages: Any
     usable: dict[str, int]
 
     def isa(self) -> int:
@@ -59,11 +63,10 @@ def library() -> Library:
         opened = ctypes.CDLL(str(path))
     except OSError as error:
         raise UnusableError(f"the native kernel does not load: {error}") from error
-    try:
-        words = opened.lln_problem_words(), opened.lln_moments_words(), opened.lln_block_words()
-    except AttributeError as error:
-        raise UnusableError(f"{path.name} is not the native kernel: {error}") from error
-    if words != (PROBLEM_WORDS, MOMENTS_WORDS, BLOCK_WORDS):
+    if not hasattr(opened, "lln_kernel_count"):
+        raise UnusableError(f"{path.name} is not the native kernel")
+    sizes = {name: getattr(opened, f"lln_{name}_words", None) for name in WORDS}
+    if any(size is None or size() != WORDS[name] for name, size in sizes.items()):
         raise UnusableError("the native kernel is of another version: run `python -m lln.backends.native.build`")
     opened.lln_kernel_name.restype = ctypes.c_char_p
     usable = {
@@ -73,4 +76,6 @@ def library() -> Library:
     for function in functions.values():
         function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
         function.restype = None
-    return Library(**functions, usable=usable)
+    opened.lln_prefer_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    opened.lln_prefer_huge_pages.restype = None
+    return Library(**functions, prefer_huge_pages=opened.lln_prefer_huge_pages, usable=usable)

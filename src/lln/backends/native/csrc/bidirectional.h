@@ -83,16 +83,32 @@ static void accumulate_all_keys(const Head& head, int64_t threads, const State& 
     }
 }
 
-// m_r = max_l (a_rl + c_l), c having a pitch: 0 for one c, or that of a tile of them. A pass of its own, so that the
-// features of one row need not wait for the maximum of that same row.
-static void row_maxima(int rows, int d, const float* a, int ld, const float* c, int ldc, float* m) {
+template <class T>
+static void load_queries_as(const Rows& q, int64_t first, int rows, const float* alpha, const float* bias, const float* c, int ldc,
+                            float* tile, int ld, float* m) {
+    const int features = int(q.features), width = padded(features);
     for (int r = 0; r < rows; ++r) {
-        vf m0 = splat(-__builtin_inff()), m1 = m0;
-        for (int l = 0; l < d; l += PANEL) {
-            m0 = vmax(load(a + int64_t(r) * ld + l) + load(c + int64_t(r) * ldc + l), m0);
-            m1 = vmax(load(a + int64_t(r) * ld + l + W) + load(c + int64_t(r) * ldc + l + W), m1);
-        }
-        m[r] = max(vmax(m0, m1));
+        float* a = tile + int64_t(r) * ld;
+        const float* reference = c + int64_t(r) * ldc;
+        vf highest = splat(-__builtin_inff());
+        visit_row(reinterpret_cast<const T*>(q.data) + (first + r) * q.row_stride, q.feature_stride, features, width,
+                  [&](int l, vf x) {
+                      const vf y = x * load(alpha + l) + load(bias + l);
+                      store(a + l, y);
+                      highest = vmax(y + load(reference + l), highest);
+                  });
+        m[r] = max(highest);
+    }
+}
+
+// a_r = alpha q_r + w, and m_r = max_l (a_rl + c_l), c having a pitch: 0 for one c, or that of a tile of them. A pass of its own,
+// so that the features of one row need not wait for the maximum of that same row.
+static void load_queries(const Rows& q, int64_t first, int rows, const float* alpha, const float* bias, const float* c, int ldc,
+                         float* tile, int ld, float* m) {
+    switch (q.dtype) {
+        case FLOAT16: return load_queries_as<half_t>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
+        case BFLOAT16: return load_queries_as<bfloat_t>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
+        default: return load_queries_as<float>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
     }
 }
 
@@ -128,8 +144,7 @@ static void attend(const Head& head, int64_t group, int64_t first, int64_t last,
     }
     for (int64_t at = first; at < last; at += QUERY_TILE) {
         const int rows = int(least(QUERY_TILE, last - at));
-        load_rows(q, at, rows, head.alpha(group), head.bias(group), features, s.ld);
-        row_maxima(rows, s.d, features, s.ld, state.c, 0, maxima);
+        load_queries(q, at, rows, head.alpha(group), head.bias(group), state.c, 0, features, s.ld, maxima);
         query_features(rows, s.d, state.c, maxima, features, s.ld);
         row_denominators(rows, s.d, features, s.ld, state.z, 0, denominators);
         Fetch next(at + rows, least(at + 2 * QUERY_TILE, last), blocks(rows, s.e));

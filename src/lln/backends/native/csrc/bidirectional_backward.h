@@ -39,10 +39,9 @@ static void query_gradients(const Head& head, int64_t group, int64_t first, int6
     bool absent[QUERY_TILE];
     for (int64_t at = first; at < last; at += QUERY_TILE) {
         const int rows = int(least(QUERY_TILE, last - at));
-        load_rows(q, at, rows, head.alpha(group), head.bias(group), f, s.ld);
+        load_queries(q, at, rows, head.alpha(group), head.bias(group), state.c, 0, f, s.ld, m);
         load_rows(grad, at, rows, nullptr, nullptr, t, s.le);
         find_absent(rows, s.e, t, s.le, absent);
-        row_maxima(rows, s.d, f, s.ld, state.c, 0, m);
         query_features(rows, s.d, state.c, m, f, s.ld);
         row_denominators(rows, s.d, f, s.ld, state.z, 0, denominators);
         remove_absent(rows, s.d, absent, f, s.ld, denominators);

@@ -106,8 +106,7 @@ static void causal_attend(const Head& head, int64_t first, int64_t last, const S
             for (int64_t group = 0; group < head.groups; ++group) {
                 const Rows q = head.queries(head.problem.q, group, s.dim);
                 const Rows out = head.queries(head.problem.out, group, s.value_dim);
-                load_rows(q, row, rows, head.alpha(group), head.bias(group), f, s.ld);
-                row_maxima(rows, s.d, f, s.ld, reference, s.ld, m);
+                load_queries(q, row, rows, head.alpha(group), head.bias(group), reference, s.ld, f, s.ld, m);
                 query_features(rows, s.d, reference, m, f, s.ld);
                 row_denominators(rows, s.d, f, s.ld, normalisers, s.ld, denominators);
                 Fetch next(row + rows, least(row + rows + CHUNK, last), blocks(rows, s.e));

@@ -48,16 +48,23 @@ struct QueryTile {
     bool absent[CHUNK];
     explicit QueryTile(const Shape& s) : f(CHUNK * s.ld), t(CHUNK * s.le) {}
 
-    void load_raw(const Head& head, int64_t group, int64_t row, int rows) {
+    // a with its maxima m, each relative to a row of `references`.
+    void load(const Head& head, int64_t group, int64_t row, int rows, const float* references) {
         const Shape& s = head.shape;
-        load_rows(head.queries(head.problem.q, group, s.dim), row, rows, head.alpha(group), head.bias(group), f, s.ld);
+        const Rows q = head.queries(head.problem.q, group, s.dim);
+        load_queries(q, row, rows, head.alpha(group), head.bias(group), references, s.ld, f, s.ld, m);
+        load_gradients(head, group, row, rows);
+    }
+    void load_gradients(const Head& head, int64_t group, int64_t row, int rows) {
+        const Shape& s = head.shape;
         load_rows(head.queries(head.problem.grad, group, s.value_dim), row, rows, nullptr, nullptr, t, s.le);
         find_absent(rows, s.e, t, s.le, absent);
     }
     // f relative to `reference`, from the m and den that the sweep forwards has found.
     void recompute(const Head& head, const Trace& trace, int64_t group, int64_t row, int rows, const float* reference) {
         const Shape& s = head.shape;
-        load_raw(head, group, row, rows);
+        load_rows(head.queries(head.problem.q, group, s.dim), row, rows, head.alpha(group), head.bias(group), f, s.ld);
+        load_gradients(head, group, row, rows);
         memcpy(denominators, trace.denominators(group, row), 4 * size_t(rows));
         query_features(rows, s.d, reference, trace.m(group, row), f, s.ld);
         remove_absent(rows, s.d, absent, f, s.ld, denominators);
@@ -102,8 +109,7 @@ static void sweep_forwards(const Head& head, int64_t first, int64_t last, const 
             running_normalisers(rows, s.d, g, s.ld, z, normalisers);
             transpose(rows, s.e, values, s.le, values_t, Chunk::LDT);
             for (int64_t group = 0; group < head.groups; ++group) {
-                tile.load_raw(head, group, row, rows);
-                row_maxima(rows, s.d, tile.f, s.ld, reference, s.ld, tile.m);
+                tile.load(head, group, row, rows, reference);
                 query_features(rows, s.d, reference, tile.m, tile.f, s.ld);
                 row_denominators(rows, s.d, tile.f, s.ld, normalisers, s.ld, tile.denominators);
                 memcpy(trace.m(group, row), tile.m, 4 * size_t(rows));

@@ -6,6 +6,7 @@
     void forward(const Problem&);              \
     void backward(const Problem&);             \
     void moments(const MomentsProblem&);       \
+    void match(const MatchProblem&);           \
     void block_forward(const BlockProblem&);   \
     void block_backward(const BlockProblem&);  \
     }
@@ -25,12 +26,16 @@ struct Kernel {
     void (*forward)(const Problem&);
     void (*backward)(const Problem&);
     void (*moments)(const MomentsProblem&);
+    void (*match)(const MatchProblem&);
     void (*block_forward)(const BlockProblem&);
     void (*block_backward)(const BlockProblem&);
 };
 
-#define KERNEL(isa, condition) \
-    { #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::block_forward, isa::block_backward }
+#define KERNEL(isa, condition)                                                                                      \
+    {                                                                                                               \
+        #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::match, isa::block_forward, \
+            isa::block_backward                                                                                     \
+    }
 
 const Kernel kernels[] = {
     KERNEL(portable, true),
@@ -50,9 +55,11 @@ EXPORT int64_t lln_kernel_usable(int64_t isa) { return kernels[isa].usable(); }
 // The sizes of the argument blocks, so that a library left over from another version is noticed before it is called.
 EXPORT int64_t lln_problem_words() { return sizeof(Problem) / 8; }
 EXPORT int64_t lln_moments_words() { return sizeof(MomentsProblem) / 8; }
+EXPORT int64_t lln_match_words() { return sizeof(MatchProblem) / 8; }
 EXPORT int64_t lln_block_words() { return sizeof(BlockProblem) / 8; }
 EXPORT void lln_forward(int64_t isa, const Problem* p) { kernels[isa].forward(*p); }
 EXPORT void lln_backward(int64_t isa, const Problem* p) { kernels[isa].backward(*p); }
 EXPORT void lln_moments(int64_t isa, const MomentsProblem* p) { kernels[isa].moments(*p); }
+EXPORT void lln_match(int64_t isa, const MatchProblem* p) { kernels[isa].match(*p); }
 EXPORT void lln_block_forward(int64_t isa, const BlockProblem* p) { kernels[isa].block_forward(*p); }
 EXPORT void lln_block_backward(int64_t isa, const BlockProblem* p) { kernels[isa].block_backward(*p); }

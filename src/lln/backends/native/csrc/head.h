@@ -139,16 +139,10 @@ struct Head {
     }
 };
 
-// Threads take whole heads when that keeps them nearly all busy; otherwise heads come one by one, shared out in stretches.
-INLINE bool heads_fill_threads(const Problem& p) {
-    const int64_t heads = p.sequences * p.key_heads, rounds = (heads + p.threads - 1) / p.threads;
-    return heads * 5 >= rounds * p.threads * 4;
-}
-
 template <class Work>
 static void for_each_head(const Problem& p, Work work) {
     const int64_t heads = p.sequences * p.key_heads;
-    if (heads_fill_threads(p)) parallel(p.threads, heads, [&](int64_t i) { work(Head(p, i), int64_t(1)); });
+    if (fill_threads(heads, p.threads)) parallel(p.threads, heads, [&](int64_t i) { work(Head(p, i), int64_t(1)); });
     else
         for (int64_t i = 0; i < heads; ++i) work(Head(p, i), p.threads);
 }

@@ -2,19 +2,21 @@
 #include "bidirectional_backward.h"
 #include "blocks_backward.h"
 #include "causal_backward.h"
-#include "moments.h"
+#include "matching.h"
 
 namespace LLN_ISA {
 
 void forward(const Problem& p);
 void backward(const Problem& p);
 void moments(const MomentsProblem& p);
+void match(const MatchProblem& p);
 void block_forward(const BlockProblem& p);
 void block_backward(const BlockProblem& p);
 
 void forward(const Problem& p) { p.is_causal ? causal_forward(p) : bidirectional_forward(p); }
 void backward(const Problem& p) { p.is_causal ? causal_backward(p) : bidirectional_backward(p); }
 void moments(const MomentsProblem& p) { all_moments(p); }
+void match(const MatchProblem& p) { match_moments(p); }
 void block_forward(const BlockProblem& p) { all_blocks_forward(p); }
 void block_backward(const BlockProblem& p) { all_blocks_backward(p); }
 

@@ -7,7 +7,21 @@ namespace LLN_ISA {
 constexpr int MOMENT_RUN = 16;            // rows summed before the sums go to memory
 constexpr int64_t MOMENT_STRETCH = 2048;  // rows summed by one thread
 
-typedef double vd __attribute__((vector_size(8 * W)));
+// Where a sequence lies, and which of its rows count.
+struct Sequence {
+    int64_t batch, start, rows;
+    Mask mask;
+    Sequence(const MomentsProblem& p, int64_t s) : batch(s), start(0), rows(p.rows), mask{p.key_mask, p.mask_row_stride} {
+        if (p.cu_seqlens != nullptr) batch = 0, start = p.cu_seqlens[s], rows = p.cu_seqlens[s + 1] - start;
+        if (p.key_mask != nullptr) mask.data += batch * p.mask_batch_stride + start * p.mask_row_stride;
+    }
+    int64_t counting() const {
+        if (mask.data == nullptr) return rows;
+        int64_t count = 0;
+        for (int64_t r = 0; r < rows; ++r) count += mask.counts(r);
+        return count;
+    }
+};
 
 // In double throughout: float sums would lose the variance of values far from zero, and overflow where squares do.
 template <class T>
@@ -19,17 +33,18 @@ static void add_moments_as(const Rows& x, const Mask& mask, int64_t first, int64
             if (mask.counts(at)) run[rows++] = reinterpret_cast<const T*>(x.data) + at * x.row_stride;
         int64_t l = 0;
         if (x.feature_stride == 1)
-            for (; l + W <= x.features; l += W) {
-                vd once, twice;
-                memcpy(&once, total + l, sizeof once);
-                memcpy(&twice, squares + l, sizeof twice);
+            for (; l + PANEL <= x.features; l += PANEL) {
+                vd once[4], twice[4];  // several sums at a time: each waits for its last addition
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) once[i] = load(total + l + i * WD), twice[i] = load(squares + l + i * WD);
                 for (int r = 0; r < rows; ++r) {
-                    const vd y = __builtin_convertvector(load_as_float(run[r] + l), vd);
-                    once += y;
-                    twice += y * y;
+                    const vf a = load_as_float(run[r] + l), b = load_as_float(run[r] + l + W);
+                    const vd y[4] = {low_doubles(a), high_doubles(a), low_doubles(b), high_doubles(b)};
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; ++i) once[i] += y[i], twice[i] += y[i] * y[i];
                 }
-                memcpy(total + l, &once, sizeof once);
-                memcpy(squares + l, &twice, sizeof twice);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) store(total + l + i * WD, once[i]), store(squares + l + i * WD, twice[i]);
             }
         for (; l < x.features; ++l)
             for (int r = 0; r < rows; ++r) {
@@ -48,37 +63,38 @@ static void add_moments(const Rows& x, const Mask& mask, int64_t first, int64_t 
     }
 }
 
-static void all_moments(const MomentsProblem& p) {
-    for (int64_t s = 0; s < p.sequences; ++s) {
-        const int64_t start = p.cu_seqlens != nullptr ? p.cu_seqlens[s] : 0, batch = p.cu_seqlens != nullptr ? 0 : s;
-        const int64_t rows = p.cu_seqlens != nullptr ? p.cu_seqlens[s + 1] - start : p.rows;
-        Mask mask = {p.key_mask, p.mask_row_stride};
-        if (p.key_mask != nullptr) mask.data += batch * p.mask_batch_stride + start * p.mask_row_stride;
-        p.count[s] = rows;
-        if (p.key_mask != nullptr)
-            for (int64_t r = 0; r < rows; ++r) p.count[s] -= !mask.counts(r);
-
-        const int64_t parts = (rows + MOMENT_STRETCH - 1) / MOMENT_STRETCH, width = 2 * p.dim;
-        Buffer memory(2 * parts * p.heads * width);
-        double* sums = reinterpret_cast<double*>(static_cast<float*>(memory));
-        parallel(p.threads, parts * p.heads, [&](int64_t i) {
-            double* mine = sums + i * width;
-            for (int64_t l = 0; l < width; ++l) mine[l] = 0;
-            const int64_t first = i % parts * MOMENT_STRETCH;
-            add_moments(Rows(p.x, p.dtype, batch, i / parts, start, p.dim), mask, first, least(first + MOMENT_STRETCH, rows),
-                        mine, mine + p.dim);
-        });
-        for (int64_t i = 0; i < p.heads * p.dim; ++i) {
-            const int64_t head = i / p.dim, l = i % p.dim;
-            double total = 0, squares = 0;
-            for (int64_t part = 0; part < parts; ++part) {
-                total += sums[(head * parts + part) * width + l];
-                squares += sums[(head * parts + part) * width + p.dim + l];
-            }
-            p.total[s * p.heads * p.dim + i] = total;
-            p.squares[s * p.heads * p.dim + i] = squares;
+// One head of one sequence: stretches are summed by themselves, whoever does it, and added up in order.
+static void head_moments(const MomentsProblem& p, const Sequence& sequence, int64_t head, int64_t threads, double* total,
+                         double* squares) {
+    const int64_t parts = (sequence.rows + MOMENT_STRETCH - 1) / MOMENT_STRETCH, width = 2 * p.dim;
+    const Rows x(p.x, p.dtype, sequence.batch, head, sequence.start, p.dim);
+    Buffer memory(2 * parts * width);
+    double* sums = reinterpret_cast<double*>(static_cast<float*>(memory));
+    parallel(threads, parts, [&](int64_t i) {
+        double* mine = sums + i * width;
+        for (int64_t l = 0; l < width; ++l) mine[l] = 0;
+        const int64_t first = i * MOMENT_STRETCH;
+        add_moments(x, sequence.mask, first, least(first + MOMENT_STRETCH, sequence.rows), mine, mine + p.dim);
+    });
+    for (int64_t l = 0; l < p.dim; ++l) {
+        total[l] = squares[l] = 0;
+        for (int64_t i = 0; i < parts; ++i) {
+            total[l] += sums[i * width + l];
+            squares[l] += sums[i * width + p.dim + l];
         }
     }
+}
+
+static void all_moments(const MomentsProblem& p) {
+    for (int64_t s = 0; s < p.sequences; ++s) p.count[s] = Sequence(p, s).counting();
+    const int64_t heads = p.sequences * p.heads;
+    const bool whole = fill_threads(heads, p.threads);
+    const auto work = [&](int64_t i, int64_t threads) {
+        head_moments(p, Sequence(p, i / p.heads), i % p.heads, threads, p.total + i * p.dim, p.squares + i * p.dim);
+    };
+    if (whole) parallel(p.threads, heads, [&](int64_t i) { work(i, 1); });
+    else
+        for (int64_t i = 0; i < heads; ++i) work(i, p.threads);
 }
 
 }  // namespace LLN_ISA

@@ -34,6 +34,20 @@ struct MomentsProblem {
     int64_t* count;           // (sequences)
 };
 
+struct Grid {
+    double first, step;
+    int64_t points;
+};
+
+struct MatchProblem {
+    MomentsProblem q, k;  // their results are not used
+    int64_t center_keys;
+    double squared_scale;
+    const double* table;  // log2 r, (log2_length.points, log2_t.points)
+    Grid log2_t, log2_length;
+    double *alpha, *beta;  // (sequences, key heads)
+};
+
 // Softmax attention inside blocks, with as many queries as keys; or, if `one_block`, of any number of queries to all keys.
 struct BlockProblem {
     int64_t threads, dtype, is_causal, one_block, sequences, query_heads, key_heads, query_rows, rows, dim, value_dim, block_size;

@@ -69,6 +69,12 @@ static void parallel(int64_t threads, int64_t count, Body body) {
     lln_parallel(threads, count, [](void* context, int64_t i) { (*static_cast<Body*>(context))(i); }, &body);
 }
 
+// Threads take whole heads when that keeps them nearly all busy; otherwise heads come one by one, shared out in stretches.
+INLINE bool fill_threads(int64_t heads, int64_t threads) {
+    const int64_t rounds = (heads + threads - 1) / threads;
+    return heads * 5 >= rounds * threads * 4;
+}
+
 // The rows of one head of a tensor.
 struct Rows {
     char* data;

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -112,6 +112,29 @@ INLINE void transpose_block(vf (&x)[W]) {
     exchange<2>(x, AllLanes());
     exchange<1>(x, AllLanes());
 }
+
+// ---- doubles, for sums over a whole sequence ----
+
+constexpr int WD = W / 2;
+typedef double vd __attribute__((vector_size(8 * WD)));
+
+INLINE vd load(const double* p) {
+    vd x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE void store(double* p, vd x) { memcpy(p, &x, sizeof x); }
+// By name where there is a name: compilers take the general conversion apart.
+#if defined(__AVX512F__)
+INLINE vd low_doubles(vf x) { return (vd)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x)); }
+INLINE vd high_doubles(vf x) { return (vd)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1)); }
+#elif defined(__AVX2__)
+INLINE vd low_doubles(vf x) { return (vd)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)); }
+INLINE vd high_doubles(vf x) { return (vd)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)); }
+#else
+INLINE vd low_doubles(vf x) { return vd{x[0], x[1]}; }
+INLINE vd high_doubles(vf x) { return vd{x[2], x[3]}; }
+#endif
 
 // ---- other number formats: converted on load and on store, never computed with ----
 

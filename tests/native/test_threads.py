@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -45,3 +47,22 @@ def test_growing_and_shrinking_the_number_of_threads(threads: None) -> None:
         torch.set_num_threads(number)
         assert torch.equal(call.forward()[0], expected)
         torch.ones(300_000).sum()  # torch's own threads in between
+
+
+def test_torchs_threads_and_our_own_give_the_same_bits() -> None:
+    """A process for each, since the choice is made when the library is opened."""
+    script = (
+        "import torch, lln; from lln.backends.native.team import torch_team; torch.set_num_threads(2);"
+        "torch.manual_seed(0); x = torch.randn(3, 1, 3, 1000, 32);"
+        "print(torch_team() is None, lln.lln_attention(*x, 1.5, 1.5, backend='native').double().sum().item().hex())"
+    )
+    found = {
+        kind: subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, "LLN_NATIVE_THREADS": kind},
+            capture_output=True, text=True, check=True,
+        ).stdout.split()
+        for kind in ("own", "torch")
+    }  # fmt: skip
+    assert found["own"][0] == "True" and found["own"][1] == found["torch"][1]
+    if sys.platform == "linux" and "openmp" in torch.__config__.parallel_info().lower():
+        assert found["torch"][0] == "False", "torch's OpenMP team was not found"

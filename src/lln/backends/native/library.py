@@ -1,7 +1,7 @@
 """Find and open the compiled library, and choose the instruction set.
 
 Environment: LLN_NATIVE_ISA picks an instruction set by name (portable, avx2, avx512) instead of the best one this machine
-has; LLN_NATIVE_LIBRARY opens another build of the library, e.g. one with sanitizers.
+has; LLN_NATIVE_LIBRARY opens another build of the library, e.g. one with sanitizers; LLN_NATIVE_THREADS: see `team`.
 """
 
 import ctypes
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from lln.backends.native.team import torch_team
 
 LIBRARY = Path(__file__).with_name("_kernel.so")  # where `build.py` puts it
 # The number of 64-bit words in the argument blocks of `csrc/problem.h`, as the Python files beside this one fill them.
@@ -66,7 +68,8 @@ def library() -> Library:
     if not hasattr(opened, "lln_kernel_count"):
         raise UnusableError(f"{path.name} is not the native kernel")
     sizes = {name: getattr(opened, f"lln_{name}_words", None) for name in WORDS}
-    if any(size is None or size() != WORDS[name] for name, size in sizes.items()):
+    complete = all(hasattr(opened, f"lln_{name}") for name in (*FUNCTIONS, "use_team", "prefer_huge_pages"))
+    if not complete or any(size is None or size() != WORDS[name] for name, size in sizes.items()):
         raise UnusableError("the native kernel is of another version: run `python -m lln.backends.native.build`")
     opened.lln_kernel_name.restype = ctypes.c_char_p
     usable = {
@@ -76,6 +79,9 @@ def library() -> Library:
     for function in functions.values():
         function.argtypes = [ctypes.c_int64, ctypes.c_void_p]
         function.restype = None
+    opened.lln_use_team.argtypes = [ctypes.c_void_p]
+    opened.lln_use_team.restype = None
+    opened.lln_use_team(torch_team())
     opened.lln_prefer_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     opened.lln_prefer_huge_pages.restype = None
     return Library(**functions, prefer_huge_pages=opened.lln_prefer_huge_pages, usable=usable)

@@ -83,12 +83,35 @@ class Pool {
 
 std::atomic<Pool*> pool{nullptr};
 
-// The child of a fork has none of its parent's threads: it forgets the pool and makes its own when it needs one.
-void forget_pool() { pool.store(nullptr); }
+// GOMP_parallel of the OpenMP runtime that torch runs on, or null.
+std::atomic<lln_team> team{nullptr};
+
+// The child of a fork has none of its parent's threads, and torch's runtime would wait for them for ever: it forgets both,
+// and makes a pool of its own when it needs one.
+void forget_threads() {
+    pool.store(nullptr);
+    team.store(nullptr);
+}
+
+void remember_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+    (void)registered;
+}
+
+struct Shared {
+    lln_task task;
+    void* context;
+    int64_t count;
+    std::atomic<int64_t> next{0};
+};
+
+void share(void* data) {
+    Shared& job = *static_cast<Shared*>(data);
+    for (int64_t i; (i = job.next.fetch_add(1)) < job.count;) job.task(job.context, i);
+}
 
 Pool& current_pool() {
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-    (void)registered;
+    remember_forks();
     Pool* existing = pool.load();
     if (existing == nullptr) {
         Pool* fresh = new Pool;
@@ -102,9 +125,18 @@ Pool& current_pool() {
 
 void lln_parallel(int64_t threads, int64_t count, lln_task task, void* context) {
     if (threads > 1 && count > 1) {
+        if (lln_team torch = team.load()) {
+            Shared job{task, context, count};
+            return torch(share, &job, static_cast<unsigned>(threads < count ? threads : count), 0);
+        }
         Pool& mine = current_pool();
         std::unique_lock<std::mutex> lock(mine.owner, std::try_to_lock);
         if (lock.owns_lock()) return mine.run(threads, count, task, context);
     }
     for (int64_t i = 0; i < count; ++i) task(context, i);
+}
+
+extern "C" __attribute__((visibility("default"))) void lln_use_team(void* parallel) {
+    remember_forks();
+    team.store(reinterpret_cast<lln_team>(parallel));
 }

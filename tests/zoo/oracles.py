@@ -93,7 +93,12 @@ def lln(m: Any, q: Tensor, k: Tensor, v: Tensor, counts: Tensor, causal: bool, x
     from lln import match_moments
 
     if m.options.alpha is None and not causal:
-        alphas, betas = match_moments(q[None], k[None], key_padding_mask=counts[None])
+        centred = m.options.subtract_mean_key
+        alphas, betas = match_moments(
+            q[None], k[None], key_padding_mask=counts[None], target=m.options.target, center_keys=centred
+        )
+        if centred and counts.any():
+            k = k - k[:, counts].mean(dim=1, keepdim=True)
     else:
         alphas = torch.full((1, len(q), 1, 1), m.alpha, dtype=q.dtype)
         betas = torch.full((1, len(q), 1, 1), m.beta, dtype=q.dtype)
@@ -112,7 +117,8 @@ def block_diagonal(m: Any, q: Tensor, k: Tensor, v: Tensor, counts: Tensor, caus
 
 
 def lln_diag(m: Any, *arguments: Any) -> Tensor:
-    return (lln(m, *arguments) + block_diagonal(m, *arguments)) / 2
+    mix = m.options.mix
+    return mix * lln(m, *arguments) + (1 - mix) * block_diagonal(m, *arguments)
 
 
 def first_counting(counts: Tensor) -> int:

@@ -66,7 +66,7 @@ def test_cross_attention_reads_the_context(variant: Variant) -> None:
     assert isinstance(module, MultiHead)
     out = module(x, counts, context=context)
     assert counts is not None
-    q, k, v = module._heads(x, context)
+    q, k, v = module.heads(x, context)
     mixed = module.mechanism.dense(q, k, counts) @ (v * counts[:, None, :, None])
     torch.testing.assert_close(out, module.project_out(mixed.transpose(1, 2).flatten(2)), rtol=1e-8, atol=1e-10)
 

@@ -48,8 +48,8 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "block_diagonal": [{"block_size": 4}],
     "flash": [{"chunk": 4, "shared_dim": 6, "units": 2}],
     "linformer": [{"projected_length": 5, "sharing": s} for s in ("heads", "none", "keys_and_values")],
-    "lln": [{}],
-    "lln_diag": [{"block_size": 4}],
+    "lln": [{}, {"target": "variance", "subtract_mean_key": True}],
+    "lln_diag": [{"block_size": 4}, {"block_size": 4, "mix": 0.3, "target": "variance"}],
     "longformer": [{"window": 4, "global_tokens": 2}],
     "nystromformer": [{"landmarks": 4}, {"landmarks": 4, "convolution": 3, "iterations": 8}],
     "performer": [{"features": 8}],
@@ -86,4 +86,4 @@ def sample(batch: int = 3, length: int = 13) -> Tensor:
 def heads_of(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as the layer projects them."""
     assert isinstance(module, MultiHead)
-    return module._heads(x, None)
+    return module.heads(x)

@@ -124,7 +124,26 @@ def _measured(result: dict[str, Any]) -> str:
                 for member in members
             ]
             text += f"\n{title}:\n\n" + _table(("", *(f"{length:,}" for length in lengths)), lines)
-        text += _sizes(rows)
+        text += _sizes(rows) + _fastest(rows, lengths)
+    return text
+
+
+def _fastest(rows: list[dict[str, Any]], lengths: list[int]) -> str:
+    """Who is ahead of LLN and of LLN+Diag in the attention layer alone."""
+    text = "\nAhead of LLN and LLN+Diag, attention layer alone (times are noisy by a tenth and more):\n\n"
+    for length in lengths:
+        for measure, what in (("attention_forward_seconds", "forward"), ("attention_train_seconds", "training")):
+            times = {
+                row["member"]: row[measure]
+                for row in rows
+                if row["length"] == length and row["status"] == "ok" and row[measure]
+            }
+            told = []
+            for ours in ("lln", "lln_diag"):
+                if ours in times:
+                    ahead = sorted((name for name in times if times[name] < times[ours]), key=times.__getitem__)
+                    told.append(f"of `{ours}`: {', '.join(f'`{name}`' for name in ahead) or 'nobody'}")
+            text += f"- {length:,}, {what}: {'; '.join(told)}.\n"
     return text
 
 

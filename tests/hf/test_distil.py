@@ -192,7 +192,7 @@ def test_every_batch_is_seen_once_an_epoch_and_each_pass() -> None:
         ({"stage": "all"}, "stage must be one of"),
         ({"maps": "tied"}, "maps must be 'free', 'folded' or None"),
         ({"learn": ["gamma"]}, "learn must name some of"),
-        ({"steps": 2}, "of 2, 0 would be end to end"),
+        ({"steps": 1}, "of 1, 0 would be end to end"),
         ({"end_to_end_steps": 300}, "of 300, 300 would be end to end"),
     ],
 )

@@ -6,26 +6,37 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lln.hf.distil_report import Settings, compare_classifiers, run, shuffled_texts
+from lln.hf.distil_report import Settings, compare_classifiers, run
 from tests.hf.models import spread_out
 
 WORDS = ("good", "bad", "film", "plot", "the", "a", "was", "very")
 
 
+VOCABULARY = ["[PAD]", "[UNK]", *WORDS]
+SHAPE = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
-    folder = tmp_path / "encoder"
-    folder.mkdir()
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
-    )
-    spread_out(BertModel(config)).save_pretrained(folder)
+    return _saved(BertModel(BertConfig(**SHAPE, intermediate_size=48)), tmp_path / "encoder")
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    return _saved(LlamaForCausalLM(LlamaConfig(**SHAPE, intermediate_size=48, pad_token_id=0)), tmp_path / "causal")
+
+
+def _saved(model: Any, folder: Path) -> Path:
+    folder.mkdir()
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    spread_out(model).save_pretrained(folder)
     return folder
 
 
@@ -53,7 +64,7 @@ def test_a_run_measures_and_saves(encoder: Path, texts: Path, tmp_path: Path) ->
     pytest.importorskip("sklearn")
     settings = _settings(encoder, texts, tmp_path, classify=16)
     found = run(settings, lambda _: None)
-    assert found["steps"] == {"layers": 8, "end_to_end": 4}
+    assert found["steps"] == {"layers": 4, "end_to_end": 8}
     assert found["tested_on"] == {"long": 4, "short": 4}
     assert len(found["distilled"]["error_per_layer"]) == 2
     assert sum(found["distilled"]["error_per_layer"]) < sum(found["converted"]["error_per_layer"])
@@ -70,13 +81,13 @@ def test_a_finished_run_is_only_measured_again(encoder: Path, texts: Path, tmp_p
     assert first["distilled"] == second["distilled"]
 
 
-def test_texts_are_drawn_at_random_from_a_sorted_file(encoder: Path, texts: Path) -> None:
-    tokenizer = BertTokenizer.from_pretrained(encoder)
-    long, short = shuffled_texts(texts, tokenizer, 4, 128)
-    assert len(long) == len(short) == 4
-    assert {text.split()[0] for text in long + short} == {"good", "bad"}
-
-
-def test_texts_that_do_not_fit_are_refused(encoder: Path, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"needs texts of 256 tokens and of at most 85"):
-        run(_settings(encoder, texts, tmp_path, max_length=256), lambda _: None)
+def test_a_causal_model_is_measured_by_perplexity_and_layer_by_layer(causal: Path, texts: Path, tmp_path: Path) -> None:
+    found = run(_settings(causal, texts, tmp_path, join=700, layer_texts=2), lambda _: None)
+    assert set(found["tested_on"]) == {"long"}  # lines are joined: nothing short is left
+    before = found["converted"]["long"]["perplexity_before"]
+    assert found["distilled"]["long"]["perplexity_before"] == before
+    closer = [abs(found[name]["long"]["perplexity"] - before) for name in ("converted", "distilled")]
+    assert closer[1] < closer[0]
+    layers = found["converted"]["layer_by_layer"]
+    assert len(layers["only"]) == len(layers["up_to"]) == len(found["converted"]["first_token_weight"]) == 2
+    json.dumps(found)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lln.bench.decode import Decoder, Plan
-from lln.hf.measure import choose_texts, perplexity, read_texts, similarity
+from lln.hf.measure import perplexity, similarity
 from tests.hf.models import VOCABULARY, inputs, make
 
 typer = pytest.importorskip("typer")
@@ -31,13 +31,6 @@ def _texts(folder: Path) -> Path:
             words = torch.randint(2, VOCABULARY, (length,), generator=torch.Generator().manual_seed(row))
             lines.write(json.dumps({"text": " ".join(f"w{i}" for i in words)}) + "\n")
     return path
-
-
-def test_texts_are_read_and_chosen_by_length(tmp_path: Path) -> None:
-    path = _texts(tmp_path)
-    assert len(list(read_texts(path))) == 8
-    long, short = choose_texts(path, _tokenizer(), 3, 32)
-    assert [len(t.split()) for t in long] == [40, 50, 64] and [len(t.split()) for t in short] == [8, 9, 7]
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
@@ -61,13 +54,15 @@ def test_the_command_converts_saves_and_reports(family: str, tmp_path: Path) -> 
         str(tmp_path / "out"),
         "--no-memory",
     ]
-    arguments += ["--texts", "2", "--test-texts", "3", "--max-length", "32", "--block-size", "8"]
+    arguments += ["--texts", "2", "--test-texts", "3", "--max-length", "32", "--block-size", "8", "--distil", "6"]
     ran = CliRunner().invoke(app, arguments)
     assert ran.exit_code == 0, ran.output
     result = json.loads((tmp_path / "out" / "convert.json").read_text())
     assert set(result["converted"]) == {"long", "short"} and result["time"][0]["ratio"]["original"] == 1.0
     expected = {"bert": {"cosine", "correlation_of_pairs"}, "llama": {"perplexity", "perplexity_before"}}[family]
-    assert set(result["converted"]["long"]) == expected
+    assert set(result["converted"]["long"]) == set(result["distilled"]["long"]) == expected
+    assert result["calibration"] == {"long": 2, "short": 2, "max_length": 32}
+    assert result["distilled"] != result["converted"]
     assert AutoModel.from_pretrained(tmp_path / "out").config._attn_implementation == "lln_diag"
 
 

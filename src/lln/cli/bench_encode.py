@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lln.results import write_result
-
 
 def encode(
-    out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for the JSON; lengths already in it are kept.")] = Path(
+        "runs/bench"
+    ),
     lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "512,1024,2048,4096,8192",
     batch: Annotated[int, typer.Option(min=1, help="Documents at once.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
 ) -> None:
     """A BERT encoder of all-MiniLM's shape, random weights: LLN+Diag and LLN as ratios to softmax, and the crossover."""
     try:
@@ -29,8 +30,8 @@ def encode(
     console = Console()
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("measuring", total=None)
-        plan = Plan(lengths=chosen, batch=batch, repeats=repeats)
-        result = run(plan, lambda what: progress.update(task, description=what))
+        plan = Plan(lengths=chosen, batch=batch, repeats=repeats, threads=threads)
+        result = run(plan, out / "encode.json", lambda what: progress.update(task, description=what))
         progress.update(task, total=1, completed=1)
     table = Table(title=f"Encoding {batch} documents, time as a ratio to softmax")
     for heading in ("length", "softmax", *ATTENTIONS[1:]):
@@ -40,4 +41,4 @@ def encode(
         table.add_row(f"{row['length']:,}", f"{row['seconds']['sdpa']:.2f} s", *ratios)
     console.print(table)
     console.print(f"faster than softmax from: {result['crossover']}")
-    console.print(f"written: {write_result(out / 'encode.json', result)}")
+    console.print(f"written: {out / 'encode.json'}")

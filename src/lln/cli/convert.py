@@ -12,7 +12,9 @@ from lln.results import write_result
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer.")],
+    model: Annotated[
+        str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer, or a .gguf file.")
+    ],
     data: Annotated[
         Path, typer.Option(exists=True, help="Texts to calibrate on: a line each, or JSON lines (.xz too).")
     ],
@@ -26,10 +28,13 @@ def convert(
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
     test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")] = 512,
+    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")] = 0,
     distil: Annotated[int, typer.Option(min=0, help="Steps of training to follow the original, after converting.")] = 0,
+    distil_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to distil on.")] = 480,
     compare: Annotated[bool, typer.Option(help="Also measure other ways to convert, side by side.")] = False,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too (Linux).")] = True,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
 ) -> None:
     """Convert MODEL, measure similarity (encoders) or perplexity (causal models), time and memory, and save it."""
     try:
@@ -39,15 +44,15 @@ def convert(
     console = Console()
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, attention=attention, block_size=block_size,
-        keep_softmax=keep_softmax or [], texts=texts, test_texts=test_texts, max_length=max_length, distil=distil,
-        compare=compare, memory=memory, threads=threads,
+        keep_softmax=keep_softmax or [], texts=texts, test_texts=test_texts, max_length=max_length, join=join,
+        distil=distil, distil_texts=distil_texts, compare=compare, memory=memory, threads=threads, seed=seed,
     )  # fmt: skip
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("loading", total=None)
         result = report.run(settings, lambda what: progress.update(task, description=what))
         progress.update(task, total=1, completed=1)
     _print(console, result)
-    console.print(f"written: {write_result(out / 'convert.json', result)} and the model beside it")
+    console.print(f"written: {write_result(out / 'convert.json', result, seed)} and the model beside it")
 
 
 def _print(console: Console, result: dict[str, Any]) -> None:

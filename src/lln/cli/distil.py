@@ -1,4 +1,4 @@
-"""`lln distil`: a pretrained encoder is converted and trained to follow its softmax original; printed before and after."""
+"""`lln distil`: a pretrained model is converted and trained to follow its softmax original; printed before and after."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,26 +11,32 @@ from lln.results import write_result
 
 
 def distil(
-    model: Annotated[str, typer.Argument(help="Folder or name of a pretrained encoder with its tokenizer.")],
+    model: Annotated[
+        str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer, or a .gguf file.")
+    ],
     data: Annotated[Path, typer.Option(exists=True, help="Texts to train on: a line each, or JSON lines (.xz too).")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the model; an interrupted run goes on.")] = Path(
         "runs/distilled"
     ),
     test_data: Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")] = None,
     result: Annotated[Path | None, typer.Option(help="JSON to write; default: distil.json in --out.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of four texts.")] = 900,
-    end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: a third.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps, of one batch each.")] = 960,
+    end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: two thirds.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; end to end takes a quarter.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
     maps: Annotated[str, typer.Option(help="free, folded or none.")] = "free",
-    texts: Annotated[int, typer.Option(min=1, help="Long texts to train on; a quarter as many short ones.")] = 480,
+    low_rank: Annotated[int, typer.Option(min=0, help="Rank of updates of the projections (peft); 0: none.")] = 0,
+    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to train on.")] = 960,
     test_texts: Annotated[int, typer.Option(min=3, help="Long and as many short texts to measure on.")] = 48,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")] = 512,
+    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Long texts a step; of short ones three times as many.")] = 4,
+    layer_texts: Annotated[int, typer.Option(min=0, help="Texts to measure layer by layer on; 0: not.")] = 0,
     classify: Annotated[int, typer.Option(min=0, help="Labelled texts for a logistic regression; 0: none.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the order of the texts.")] = 0,
 ) -> None:
-    """Convert MODEL, distil it, and measure how close its embeddings are to the original's, and its run time."""
+    """Convert MODEL, distil it, and measure its embeddings (encoders) or perplexity (causal models), and its run time."""
     try:
         from lln.hf import distil_report as report
     except ImportError as missing:
@@ -38,8 +44,9 @@ def distil(
     console = Console()
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, steps=steps,
-        end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps, texts=texts,
-        test_texts=test_texts, max_length=max_length, classify=classify, threads=threads, seed=seed,
+        end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
+        low_rank=low_rank or None, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
+        batch_size=batch_size, layer_texts=layer_texts, classify=classify, threads=threads, seed=seed,
     )  # fmt: skip
     found = report.run(settings, console.print)
     path = write_result(result or out / "distil.json", found, seed)
@@ -53,11 +60,13 @@ def distil(
 
 def _print(console: Console, found: dict[str, Any]) -> None:
     table = Table(title=f"{found['model']} against the original, {sum(found['steps'].values())} steps")
-    for heading in ("", "long: cosine", "pairs", "short: cosine", "pairs", "time to plain LLN+Diag"):
+    measures = [(group, name) for group in found["tested_on"] for name in found["converted"][group]]
+    headings = [f"{group}: {name}".replace("_", " ") for group, name in measures]
+    for heading in ("", *headings, "time to plain LLN+Diag"):
         table.add_column(heading, justify="right" if heading else "left")
     for name in ("converted", "distilled"):
-        close = [found[name][group][what] for group in ("long", "short") for what in ("cosine", "correlation_of_pairs")]
-        table.add_row(name, *(f"{x:.3f}" for x in close), f"{found['time']['ratio_to_converted'][name]:.2f}")
+        close = (f"{found[name][group][what]:.3f}" for group, what in measures)
+        table.add_row(name, *close, f"{found['time']['ratio_to_converted'][name]:.2f}")
     console.print(table)
     if "classifier" in found:
         accuracy = found["classifier"]["accuracy"]

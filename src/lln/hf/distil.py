@@ -18,6 +18,7 @@ from lln.hf.calibration_data import batches_of
 from lln.hf.distil_plan import END_TO_END, STAGES, split
 from lln.hf.distil_progress import progress_bar
 from lln.hf.distil_train import Training
+from lln.hf.low_rank import LowRank
 from lln.hf.maps import KINDS, converted_modules, fold, make_room
 from lln.hf.modules import attention_modules
 
@@ -35,6 +36,7 @@ def distil(
     stage: str = "both",
     learn: Iterable[str] = LEARNABLE,
     maps: str | None = "free",
+    low_rank: int | None = None,
     end_to_end_steps: int | None = None,
     end_to_end_lr: float | None = None,
     max_length: int = 512,
@@ -52,45 +54,52 @@ def distil(
 
     data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.
     teacher: the softmax model to follow; None: this model with softmax attention.
-    steps: in all; with stage='both', `end_to_end_steps` of them end to end, a third unless given.
+    steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
     stage: 'layers', 'end_to_end' or 'both'.
     learn: what learns, out of alpha, beta, feature_bias, mix, maps.
     maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
         nothing (models without rotary positions); None leaves maps out.
-    group, passes: the teacher's activations of `group` batches are kept in memory and gone through `passes` times.
+    low_rank: also learn updates of this rank of the attention's own projections, end to end, and add them to the weights
+        (needs peft). `unload` then gives softmax with the changed weights.
+    group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end
+        half as often.
     checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have.
     on_step: called with the stage, the step's number and its errors (one for each layer, or one).
     """
-    learn = _check(model, steps, lr, stage, learn, maps, group, passes)
+    learn = _check(model, steps, lr, stage, learn, maps, group, passes, low_rank)
     stages = split(steps, stage, end_to_end_steps)
     batches = batches_of(data, model, tokenizer, max_length, batch_size)
     kept = maps if "maps" in learn else None
     make_room(model, kept, per_feature=True)
-    parameters = _let_learn(model, learn, kept)
-    frozen = [(x, x.requires_grad) for x in model.parameters() if not any(x is p for p in parameters.values())]
-    for x, _ in frozen:
+    before = [(x, x.requires_grad) for x in model.parameters()]
+    updates = None if low_rank is None else LowRank(model, low_rank, seed)
+    for x, _ in before:
         x.requires_grad_(False)
+    parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
     mode = model.training
     model.eval()
     rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
     settings = {
         "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
-        "passes": passes, "seed": seed, "batches": len(batches),
+        "passes": passes, "seed": seed, "batches": len(batches), "low_rank": low_rank,
     }  # fmt: skip
     training = Training(
         model, model if teacher is None else teacher, batches, parameters, settings,
-        None if checkpoint is None else Path(checkpoint), checkpoint_every,
+        None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
     )  # fmt: skip
+    finished = False
     try:
         with torch.enable_grad(), progress_bar(progress, steps) as show:
             training.run(stages, rates, resume, _both(show, on_step))
+        finished = True
     finally:
-        for p in parameters.values():
-            p.requires_grad_(False)
-            p.grad = None
-        for x, before in frozen:
-            x.requires_grad_(before)
+        if updates is not None:
+            (updates.merge if finished else updates.remove)()
+        learned = set(parameters.values())
+        for x, wanted in before:
+            x.requires_grad_(wanted and x not in learned)
+            x.grad = None if x in learned else x.grad
         model.train(mode)
     if kept == "folded":
         fold(model)
@@ -98,20 +107,25 @@ def distil(
 
 
 def _check(
-    model: Any, steps: int, lr: float, stage: str, learn: Iterable[str], maps: str | None, group: int, passes: int
-) -> tuple[str, ...]:
+    model: Any, steps: int, lr: float, stage: str, learn: Iterable[str], maps: str | None, group: int, passes: int,
+    low_rank: int | None,
+) -> tuple[str, ...]:  # fmt: skip
     if not converted_modules(model):
         raise ValueError(
             "distil trains what lln.hf.convert measured and attached: convert the model first, "
             "lln.hf.convert(model, calibrate=texts)"
         )
-    for name, value in {"steps": steps, "group": group, "passes": passes}.items():
+    for name, value in {"steps": steps, "group": group, "passes": passes, "low_rank": low_rank}.items():
+        if name == "low_rank" and value is None:
+            continue
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if not lr > 0:
         raise ValueError(f"lr must be positive, got {lr!r}")
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
+    if low_rank is not None and stage == "layers":
+        raise ValueError("low_rank is learned end to end, and stage='layers' has no such steps")
     if maps not in KINDS:
         raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)

@@ -2,7 +2,8 @@
 
     layers      sum over layers of |o - t|^2 / |t|^2, o and t the attention outputs of student and teacher on the teacher's
                 own activations. No gradient goes through the model.
-    end to end  |h - t|^2 / |t - mean t|^2 of the last hidden states, and the same of their mean over each text's tokens;
+    end to end  |h - t|^2 / |t - mean t|^2 of the last hidden states, the same of their mean over each text's tokens (its
+                embedding), and the squared error of the cosines between embeddings over the variance of the teacher's;
                 for models with logits, the Kullback-Leibler divergence of the next token's distribution in nats.
 
 Errors are relative, so that layers of different scale count alike. Padding does not count.
@@ -10,7 +11,7 @@ Errors are relative, so that layers of different scale count alike. Padding does
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ def capture_layers(teacher: Any, pairs: dict[nn.Module, nn.Module], batch: Batch
             captured.append((own, target))
 
     with watching(teacher, watch), torch.no_grad():
-        teacher(**without_labels(batch))
+        teacher.base_model(**without_labels(batch))  # a head over the vocabulary would cost and say nothing here
     return captured
 
 
@@ -51,15 +52,45 @@ def backward_of_layers(captured: list[Captured], blocks: bool) -> list[float]:
     return errors
 
 
-def end_to_end_loss(student: Callable[..., Any], wanted: Any, batch: Batch) -> Tensor:
+class Others(NamedTuple):
+    """The teacher's embeddings of other texts, which each text of a batch is compared with: far more pairs than a batch has."""
+
+    directions: Tensor  # (texts, width), of length 1
+    variance: Tensor  # of the cosines of all pairs of them
+
+
+def others_of(outputs: list[Any], batches: list[Batch]) -> Others | None:
+    """From the teacher's outputs for some batches; None without hidden states, or with too few texts for cosines to vary."""
+    if any("last_hidden_state" not in out for out in outputs):
+        return None
+    means = [pooled(out.last_hidden_state, _rows_of(b)) for out, b in zip(outputs, batches, strict=True)]
+    directions = F.normalize(torch.cat(means), dim=-1)
+    if len(directions) < 3:
+        return None
+    rows, columns = torch.triu_indices(len(directions), len(directions), 1)
+    return Others(directions, (directions @ directions.mT)[rows, columns].var())
+
+
+def end_to_end_loss(student: Callable[..., Any], wanted: Any, batch: Batch, others: Others | None = None) -> Tensor:
     """The student's distance from `wanted`, the teacher's output for the same batch."""
     given = student(**without_labels(batch))
-    mask = batch.get("attention_mask")
-    if "logits" in wanted and wanted.logits.dim() == 3:
-        return token_divergence(given.logits, wanted.logits, mask)
-    rows = None if mask is None else mask.bool()
+    rows = _rows_of(batch)
+    if "logits" in wanted:
+        return _of_logits(given.logits, wanted.logits, rows)
+    if "last_hidden_state" not in wanted:
+        raise ValueError(
+            f"end to end a model is compared by its logits or last hidden states; {type(wanted).__name__} has neither: "
+            "use stage='layers', or distil the model without its head"
+        )
     h, t = given.last_hidden_state, wanted.last_hidden_state
-    return _centred_error(h, t, rows) + _centred_error(pooled(h, rows)[:, None], pooled(t, rows)[:, None], None)
+    loss = _centred_error(h, t, rows) + _centred_error(pooled(h, rows)[:, None], pooled(t, rows)[:, None], None)
+    return loss if others is None else loss + pair_error(pooled(h, rows), pooled(t, rows), others)
+
+
+def pair_error(given: Tensor, target: Tensor, others: Others) -> Tensor:
+    """Of the cosines of embeddings (B, width) to those of the other texts, over the variance of such cosines."""
+    moved = (F.normalize(given, dim=-1) - F.normalize(target, dim=-1)) @ others.directions.mT  # (B, texts)
+    return moved.square().mean() / others.variance.clamp_min(1e-12)
 
 
 def relative_error(given: Tensor, target: Tensor, rows: Tensor | None) -> Tensor:
@@ -69,14 +100,21 @@ def relative_error(given: Tensor, target: Tensor, rows: Tensor | None) -> Tensor
     return (given - target).square().sum() / target.square().sum().clamp_min(1e-12)
 
 
-def token_divergence(given: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
+def token_divergence(given: Tensor, wanted: Tensor, rows: Tensor | None) -> Tensor:
     """KL(teacher | student) of each token's prediction, averaged over the tokens that count; logits (B, N, vocabulary)."""
-    if mask is not None:
-        given, wanted = given[mask.bool()], wanted[mask.bool()]
+    if rows is not None:
+        given, wanted = given[rows], wanted[rows]
     given, wanted = given.flatten(0, -2), wanted.flatten(0, -2)
     return F.kl_div(
         given.float().log_softmax(-1), wanted.float().log_softmax(-1), log_target=True, reduction="batchmean"
     )
+
+
+def _of_logits(given: Tensor, wanted: Tensor, rows: Tensor | None) -> Tensor:
+    """Of each token (B, N, classes), or of the whole input (B, classes); a single number is no distribution."""
+    if wanted.shape[-1] == 1:
+        return relative_error(given, wanted, None)
+    return token_divergence(given, wanted, rows if wanted.dim() == 3 else None)
 
 
 def pooled(hidden: Tensor, rows: Tensor | None) -> Tensor:
@@ -90,6 +128,11 @@ def pooled(hidden: Tensor, rows: Tensor | None) -> Tensor:
 def rows_that_count(call: Call) -> Tensor | None:
     """Queries of padding do not count; they are the keys' tokens unless the attention is across sequences."""
     return None if call.cross or call.q.shape[2] != call.k.shape[2] else call.key_mask
+
+
+def _rows_of(batch: Batch) -> Tensor | None:
+    mask = batch.get("attention_mask")
+    return None if mask is None else mask.bool()
 
 
 def without_labels(batch: Batch) -> Batch:

@@ -57,10 +57,10 @@ class Plan:
 
 
 def split(steps: int, stage: str, end_to_end: int | None = None) -> dict[str, int]:
-    """How many steps each stage gets; of both together, a third is end to end unless a number is given."""
+    """How many steps each stage gets; of both together, two thirds are end to end unless a number is given."""
     if stage != "both":
         return {stage: steps}
-    end = steps // 3 if end_to_end is None else end_to_end
+    end = 2 * steps // 3 if end_to_end is None else end_to_end
     if not 0 < end < steps:
         raise ValueError(f"stage='both' needs steps for either stage: of {steps}, {end} would be end to end")
     return {LAYERS: steps - end, END_TO_END: end}

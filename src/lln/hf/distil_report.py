@@ -1,7 +1,6 @@
 """One distillation from beginning to end: load, convert, distil, measure against the original, save."""
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,18 @@ import torch
 
 from lln.bench.timing import interleaved
 from lln.hf.attention import attend
-from lln.hf.calibration_data import batches_of
+from lln.hf.closeness import Closeness
 from lln.hf.convert import convert
 from lln.hf.distil import distil
 from lln.hf.distil_losses import capture_layers, relative_error, rows_that_count
 from lln.hf.distil_plan import split
+from lln.hf.layer_by_layer import first_token_weight, layer_by_layer
 from lln.hf.maps import converted_modules
-from lln.hf.measure import Batch, embeddings, read_texts, similarity
+from lln.hf.measure import Batch
+from lln.hf.pretrained import load
+from lln.hf.text_file import TextFile
 
-SHORT_SHARE = 4  # one short text for so many long ones
+CALIBRATION = 2  # batches of long texts, and as many of short ones, to convert with
 
 
 @dataclass(frozen=True)
@@ -28,59 +30,82 @@ class Settings:
     data: Path
     test_data: Path
     out: Path
-    steps: int = 900
+    steps: int = 960
     end_to_end_steps: int | None = None
     lr: float = 2e-2
     stage: str = "both"
     maps: str | None = "free"
-    texts: int = 480
+    low_rank: int | None = None
+    texts: int = 960
     test_texts: int = 48
     max_length: int = 512
+    join: int = 0
+    batch_size: int = 4
+    layer_texts: int = 0
     classify: int = 0
     threads: int = 0
     seed: int = 0
 
 
 def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    """What was measured, of encoders only; the distilled model is saved."""
-    from transformers import AutoModel, AutoTokenizer
-
+    """What was measured; the distilled model is saved."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
-    original = AutoModel.from_pretrained(settings.model).eval()
+    tokenizer, original = load(settings.model)
     on_progress("choosing texts")
-    batches = training_batches(settings, tokenizer, original)
-    groups = test_groups(settings, tokenizer, original)
-    before = {name: embeddings(original, found) for name, found in groups.items()}
-
-    def close(model: Any) -> dict[str, Any]:
-        return {name: similarity(before[name], embeddings(model, found)) for name, found in groups.items()}
-
-    held_out = groups["long"][0]
+    texts = TextFile(settings.data, settings.max_length, settings.join, settings.seed)
+    by_length = texts.batches(original, tokenizer, settings.texts, settings.batch_size)
+    batches = [batch for found in by_length.values() for batch in found]
+    held_out = texts.to_measure_on(settings.test_data)
+    groups = held_out.batches(original, tokenizer, settings.test_texts, batch_size=8)
     on_progress("converting")
-    model = convert(copy.deepcopy(original), "lln_diag", batches[:2])
+    model = convert(
+        copy.deepcopy(original), "lln_diag", [b for found in by_length.values() for b in found[:CALIBRATION]]
+    )
     plain = copy.deepcopy(model)
-    measured = {"converted": {**close(model), "error_per_layer": layer_errors(model, held_out)}}
     on_progress("distilling")
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
-        stage=settings.stage, maps=settings.maps, checkpoint=settings.out, seed=settings.seed,
+        stage=settings.stage, maps=settings.maps, low_rank=settings.low_rank, checkpoint=settings.out,
+        checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
-    on_progress("measuring")
-    measured["distilled"] = {**close(model), "error_per_layer": layer_errors(model, held_out)}
+    on_progress("measuring")  # only now: a run that is interrupted while it trains goes on without doing this again
+    close = Closeness(original, groups)
+    inspect = Inspection(original, groups, settings.layer_texts, on_progress)
+    measured = {name: {**close(m), **inspect(m)} for name, m in {"converted": plain, "distilled": model}.items()}
     model.save_pretrained(settings.out)
     tokenizer.save_pretrained(settings.out)
     return {
         "model": Path(settings.model).name,
         "steps": split(settings.steps, settings.stage, settings.end_to_end_steps),
         "maps": settings.maps,
+        "low_rank": settings.low_rank,
         "lr": settings.lr,
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},
         "tested_on": {name: sum(len(b["input_ids"]) for b in found) for name, found in groups.items()},
         **measured,
-        "time": time_beside(original, plain, model, held_out),
+        "time": time_beside(original, plain, model, inspect.batch),
     }
+
+
+class Inspection:
+    """Where the error of a model is, layer by layer, on the first held-out batch; with `texts`, also what it is worth so."""
+
+    def __init__(
+        self, original: Any, groups: dict[str, list[Batch]], texts: int, on_progress: Callable[[str], None]
+    ) -> None:
+        self.batch = next(iter(groups.values()))[0]
+        self.on_progress = on_progress
+        few = {"few": [{name: x[:texts] for name, x in self.batch.items()}]}
+        self.close = Closeness(original, few) if texts else None
+
+    def __call__(self, model: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {"error_per_layer": layer_errors(model, self.batch)}
+        if self.close is not None:
+            close = self.close
+            found["layer_by_layer"] = layer_by_layer(model, lambda m: close(m)["few"], self.on_progress)
+            found["first_token_weight"] = first_token_weight(model, close.groups["few"][0])
+        return found
 
 
 def layer_errors(model: Any, batch: Batch) -> list[float]:
@@ -92,14 +117,11 @@ def layer_errors(model: Any, batch: Batch) -> list[float]:
 
 def compare_classifiers(settings: Settings) -> dict[str, Any]:
     """Accuracy of a logistic regression on embeddings of the same labelled texts, by the original and by what `run` saved."""
-    from transformers import AutoModel, AutoTokenizer
-
     from lln.hf.distil_classify import classify, labelled_embeddings
 
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
     accuracy = {}
     for name, folder in {"original": settings.model, "distilled": str(settings.out)}.items():
-        model = AutoModel.from_pretrained(folder).eval()
+        tokenizer, model = load(folder)
         # the original's take a while and stay the same from run to run
         keep = settings.out / f"embeddings_{Path(settings.model).name}" if name == "original" else None
         train, test = (
@@ -108,45 +130,6 @@ def compare_classifiers(settings: Settings) -> dict[str, Any]:
         )
         accuracy[name] = classify(train, test)
     return {"train": len(train[1]), "test": len(test[1]), "accuracy": accuracy}
-
-
-def shuffled_texts(path: Path, tokenizer: Any, count: int, max_length: int) -> tuple[list[str], list[str]]:
-    """`count` texts that fill max_length tokens and as many of at most a third of it, at random: files are often sorted."""
-    texts = list(read_texts(path))
-    random.Random(0).shuffle(texts)
-    long: list[str] = []
-    short: list[str] = []
-    for text in texts:
-        tokens = len(tokenizer(text, truncation=True, max_length=max_length)["input_ids"])
-        if tokens == max_length and len(long) < count:
-            long.append(text)
-        elif tokens <= max_length // 3 and len(short) < count:
-            short.append(text)
-        if len(long) == len(short) == count:
-            break
-    return long, short
-
-
-def training_batches(settings: Settings, tokenizer: Any, model: Any) -> list[Batch]:
-    """Long texts, and short ones in batches of their own, so that little is padding."""
-    long, short = shuffled_texts(settings.data, tokenizer, settings.texts, settings.max_length)
-    parts = (long, short[: settings.texts // SHORT_SHARE])
-    return [b for part in parts if part for b in batches_of(part, model, tokenizer, settings.max_length)]
-
-
-def test_groups(settings: Settings, tokenizer: Any, model: Any) -> dict[str, list[Batch]]:
-    long, short = shuffled_texts(settings.test_data, tokenizer, settings.test_texts, settings.max_length)
-    if not long or not short:
-        raise ValueError(
-            f"{settings.test_data} needs texts of {settings.max_length} tokens and of at most {settings.max_length // 3}"
-        )
-    return {
-        name: [
-            {k: b[k] for k in ("input_ids", "attention_mask")}
-            for b in batches_of(part, model, tokenizer, settings.max_length, batch_size=8)
-        ]
-        for name, part in (("long", long), ("short", short))
-    }
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The training loop of a distillation: both stages, with checkpoints and an exact resume."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,17 @@ from torch import Tensor, nn
 
 from lln.hf.capture import watching
 from lln.hf.distil_checkpoint import load_checkpoint, save_checkpoint
-from lln.hf.distil_losses import Batch, backward_of_layers, capture_layers, end_to_end_loss, without_labels
+from lln.hf.distil_losses import (
+    Batch,
+    Others,
+    backward_of_layers,
+    capture_layers,
+    end_to_end_loss,
+    others_of,
+    without_labels,
+)
 from lln.hf.distil_plan import LAYERS, Plan
+from lln.hf.low_rank import LowRank
 from lln.hf.modules import attention_modules
 
 OnStep = Callable[[str, int, list[float]], None]
@@ -29,10 +39,12 @@ class Training:
         settings: dict[str, Any],
         folder: Path | None,
         every: int,
+        updates: LowRank | None = None,
     ) -> None:
         self.model, self.teacher, self.batches = model, teacher, batches
         teacher.eval()
         self.parameters, self.settings, self.folder, self.every = parameters, settings, folder, every
+        self.updates = updates
         self.pairs = _pairs(model, teacher)
         self.blocks = model.config._attn_implementation == "lln_diag"
         self.kept: tuple[tuple[str, int] | None, list[Any]] = (None, [])  # which group, and what the teacher did there
@@ -45,15 +57,19 @@ class Training:
             at_stage, at_step = self._resume(optimizers, at_stage)
         order = list(stages)
         for stage in order[order.index(at_stage) :]:
-            plan = Plan(
-                stages[stage], len(self.batches), self.settings["group"], self.settings["passes"], self.settings["seed"]
-            )
+            plan = self._plan(stage, stages[stage])
             start = at_step if stage == at_stage else 0
             for step in range(start, plan.steps):
                 on_step(stage, step, self._step(stage, step, plan, optimizers[stage], rates[stage]))
                 if self.folder is not None and ((step + 1) % self.every == 0 or step + 1 == plan.steps):
                     reached = {"stage": stage, "step": step + 1, "settings": self.settings}
                     save_checkpoint(self.folder, self.parameters, optimizers[stage], reached)
+
+    def _plan(self, stage: str, steps: int) -> Plan:
+        """End to end a step takes longer than the teacher's pass, so batches are gone through half as often."""
+        passes = self.settings["passes"]
+        passes = passes if stage == LAYERS else max(1, passes // 2)
+        return Plan(steps, len(self.batches), self.settings["group"], passes, self.settings["seed"])
 
     def _resume(self, optimizers: dict[str, torch.optim.Adam], first: str) -> tuple[str, int]:
         assert self.folder is not None
@@ -74,8 +90,8 @@ class Training:
         if stage == LAYERS:
             errors = backward_of_layers(shown[plan.member(step)], self.blocks)
         else:
-            batch, wanted = shown[plan.member(step)]
-            loss = end_to_end_loss(self.model, self._wanted(batch) if wanted is None else wanted, batch)
+            batch, wanted, others = shown[plan.member(step)]
+            loss = end_to_end_loss(self.model, self._wanted(batch) if wanted is None else wanted, batch, others)
             loss.backward()  # type: ignore[no-untyped-call]
             errors = [float(loss.detach())]
         optimizer.step()
@@ -87,23 +103,31 @@ class Training:
         if self.kept[0] != (stage, group):
             self.kept = (None, [])  # free the last group before making the next
             chosen = [self.batches[i] for i in plan.members(group)]
-            shown = [
-                capture_layers(self.teacher, self.pairs, batch)
-                if stage == LAYERS
-                else (batch, self._kept_output(batch))
-                for batch in chosen
-            ]
+            shown: list[Any]
+            if stage == LAYERS:
+                with self._own_weights():
+                    shown = [capture_layers(self.teacher, self.pairs, batch) for batch in chosen]
+            else:
+                shown = self._outputs(chosen)
             self.kept = ((stage, group), shown)
         return self.kept[1]
 
-    def _kept_output(self, batch: Batch) -> Any:
-        """The teacher's output, or None where it is as wide as a vocabulary: that is made anew each time."""
-        return None if self.teacher.get_output_embeddings() is not None else self._wanted(batch)
+    def _outputs(self, batches: list[Batch]) -> list[tuple[Batch, Any, Others | None]]:
+        """The teacher's outputs, or None where they are as wide as a vocabulary: those are made anew each time."""
+        if self.teacher.get_output_embeddings() is not None:
+            return [(batch, None, None) for batch in batches]
+        outputs = [self._wanted(batch) for batch in batches]
+        others = others_of(outputs, batches)
+        return [(batch, wanted, others) for batch, wanted in zip(batches, outputs, strict=True)]
 
     @torch.no_grad()
     def _wanted(self, batch: Batch) -> Any:
-        with watching(self.teacher, lambda call, out: None):
+        with self._own_weights(), watching(self.teacher, lambda call, out: None):
             return self.teacher(**without_labels(batch))
+
+    def _own_weights(self) -> AbstractContextManager[None]:
+        """The teacher may be the model itself: it teaches without what the model learns of new weights."""
+        return nullcontext() if self.updates is None else self.updates.off()
 
     @torch.no_grad()
     def _keep_mixing_inside(self) -> None:

@@ -1,9 +1,6 @@
 """How close a converted model is to the original, and what it costs: embeddings, perplexity, time and memory."""
 
-import json
-import lzma
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +11,6 @@ from lln.bench.memory import peak_extra_bytes
 from lln.bench.timing import interleaved
 
 Batch = dict[str, Tensor]
-
-
-def read_texts(path: Path) -> Iterator[str]:
-    """Texts of a file, one a line: plain text, or JSON lines with a field `text`; .xz is unpacked."""
-    names = path.name.removesuffix(".xz")
-    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
-        for line in lines:
-            text = json.loads(line)["text"] if names.endswith((".jsonl", ".json")) else line.strip()
-            if text:
-                yield text
-
-
-def choose_texts(path: Path, tokenizer: Any, count: int, max_length: int) -> tuple[list[str], list[str]]:
-    """The first `count` texts that fill max_length tokens, and the first `count` of at most a third of it."""
-    long: list[str] = []
-    short: list[str] = []
-    for text in read_texts(path):
-        tokens = len(tokenizer(text, truncation=True, max_length=max_length)["input_ids"])
-        if tokens == max_length and len(long) < count:
-            long.append(text)
-        elif tokens <= max_length // 3 and len(short) < count:
-            short.append(text)
-        if len(long) == len(short) == count:
-            break
-    return long, short
 
 
 @torch.no_grad()

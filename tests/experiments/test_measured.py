@@ -1,0 +1,14 @@
+from pathlib import Path
+
+from lln.experiments.measured import page
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_of_results_is_up_to_date() -> None:
+    assert (DOCS / "measured.md").read_text() == page(DOCS / "results"), "run: python -m lln.experiments.measured docs"
+
+
+def test_a_command_in_a_result_names_no_path_of_a_machine() -> None:
+    text = (DOCS / "measured.md").read_text()
+    assert "/tmp/" not in text and "/home/" not in text and "## " in text

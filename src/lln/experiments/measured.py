@@ -9,8 +9,8 @@ NAMES = ("fig8", "fig8_methods", "table1", "table3", "fig10", "lra", "length", "
 HEAD = """# The training experiments, measured
 
 Made from the JSON in `docs/results` by `python -m lln.experiments.measured docs`; do not edit it. All at CPU size: what is
-compared are attentions under equal conditions, not models with the paper's, which are larger by orders of magnitude in weights, data and
-steps. What each command does: [commands](experiments.md).
+compared are attentions under equal conditions, not models with the paper's, which are larger by orders of magnitude in
+weights, data and steps. What each command does: [commands](experiments.md).
 """
 
 

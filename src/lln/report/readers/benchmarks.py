@@ -122,7 +122,7 @@ def _reader(
 READERS = (
     _reader("Kernels against bare matrix products", _is_kernels, kernel_times, kernel_memory),
     _reader("The operator", _is_operator, operator_growth, operator_against_eager),
-    _reader("The zoo", _rows_have("member", "length", "step_seconds_ratio"), zoo_growth, zoo_beside_the_paper),
+    _reader("The zoo", _rows_have("member", "shape", "length", "status"), zoo_growth, zoo_beside_the_paper),
     _reader("Decoding", _rows_have("attention", "context", "seconds_per_token"), decoding, tables),
     _reader("Encoding long documents", _rows_have("length", "seconds", "ratio"), encoding, tables),
 )

@@ -29,6 +29,7 @@ class ProbeCallback(TrainerCallback):  # type: ignore[misc]
         self.probe: Probe | None = None
         self._options = {**options, "path": path, "every": None}
         self._reported = 0
+        self._due = False
 
     def add_to(self, trainer: Any) -> "ProbeCallback":
         trainer.callback_handler.callbacks.insert(0, self)
@@ -38,11 +39,12 @@ class ProbeCallback(TrainerCallback):  # type: ignore[misc]
         self.probe = Probe(model, **self._options).attach()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.probe is not None and state.is_world_process_zero and state.global_step % self.every == 0:
+        self._due = self.probe is not None and state.global_step % self.every == 0
+        if self.probe is not None and self._due and state.is_world_process_zero:
             self.probe.arm(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.probe is not None and len(self.probe.table.rows) > self._reported:
+        if self._due:  # of all processes, though only one looked: a log is a collective operation
             control.should_log = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from lln.experiments.training import Budget, Run, checkpoints, train
 
 SIZE = Size(layers=2, width=32, heads=2, feed_forward=64, length=32, dropout=0.1)
 BUDGET = Budget(
-    steps=12, batch=4, learning_rate=1e-3, warmup=2, log_every=1, evaluate_every=6, save_every=3, watch_every=4
+    steps=12, batch=4, learning_rate=1e-3, warmup=2, log_every=3, evaluate_every=6, save_every=3, watch_every=4
 )
 TEXTS = [f"document {i}: {' '.join(str((i * j) % 17) for j in range(40))}\n" for i in range(20)]
 

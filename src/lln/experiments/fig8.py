@@ -38,8 +38,8 @@ PRESETS = {
     "cpu": Settings(
         size=Size(layers=4, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
         budget=Budget(
-            steps=400, batch=8, learning_rate=1.5e-3, warmup=40, log_every=10, evaluate_every=100, save_every=100,
-            watch_every=50,
+            steps=1000, batch=4, learning_rate=1.5e-3, warmup=100, log_every=20, evaluate_every=250, save_every=250,
+            watch_every=125,
         ),
         vocabulary=8192,
         validation_rows=128,

@@ -1,6 +1,7 @@
 """RoBERTa with any member of the zoo: masked language model, classifier of sequences, and the classifier of long ones.
 
-Post-norm layers, learned positions and initialisation are RoBERTa's own (transformers); only the attention differs.
+Layers, learned positions and initialisation are transformers' own; only the attention differs. RoBERTa has its norms after
+the residuals; the classifier of long sequences has them before (RoBERTa-PreLayerNorm), which small models from scratch need.
 """
 
 import math
@@ -10,12 +11,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import RobertaConfig, RobertaForMaskedLM, RobertaForSequenceClassification, RobertaModel
+from transformers import (
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormModel,
+)
 from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
-from transformers.models.roberta.modeling_roberta import RobertaIntermediate, RobertaOutput
+from transformers.models.roberta import modeling_roberta
+from transformers.models.roberta_prelayernorm import modeling_roberta_prelayernorm
 
 import lln.hf
-from lln.experiments.models.swap import AttentionOfLayer, WholeLayer, members
+from lln.experiments.models.swap import AttentionOfLayer, Residual, WholeLayer, members
 from lln.zoo import registry
 from lln.zoo.encoder import matched_width
 
@@ -32,9 +41,9 @@ class Size:
     dropout: float = 0.1
 
 
-def configuration(size: Size, vocabulary: int, padding: int = PADDING, **more: Any) -> RobertaConfig:
+def configuration(size: Size, vocabulary: int, padding: int = PADDING, kind: Any = RobertaConfig, **more: Any) -> Any:
     lln.hf.register()
-    made = RobertaConfig(
+    made = kind(
         vocab_size=vocabulary,
         hidden_size=size.width,
         num_hidden_layers=size.layers,
@@ -54,27 +63,39 @@ def configuration(size: Size, vocabulary: int, padding: int = PADDING, **more: A
     return made
 
 
-def use_attention(model: RobertaModel, name: str, options: dict[str, Any], length: int) -> None:
+def use_attention(
+    model: RobertaModel | RobertaPreLayerNormModel, name: str, options: dict[str, Any], length: int
+) -> None:
     """Put the member into every layer, and match the number of weights by the feed-forward width."""
     config = model.config
     made = members(
         name, embed_dim=config.hidden_size, num_heads=config.num_attention_heads,
         layers=config.num_hidden_layers, max_length=length, options=options,
     )  # fmt: skip
+    norm_at = "before" if isinstance(model, RobertaPreLayerNormModel) else "after"
     for number, member in enumerate(made):
         _initialise(member, config.initializer_range)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        if registry.card(name).replaces_feed_forward:
-            model.encoder.layer[number] = WholeLayer(member, config.hidden_dropout_prob, norm)
+        mixing = Residual(member, config.hidden_dropout_prob, **{norm_at: norm})
+        if registry.card(name).replaces_feed_forward:  # such a member brings its own norms before its parts
+            model.encoder.layer[number] = WholeLayer(Residual(member) if norm_at == "before" else mixing)
             continue
         layer = model.encoder.layer[number]
-        layer.attention = AttentionOfLayer(member, config.hidden_dropout_prob, norm)
+        layer.attention = AttentionOfLayer(mixing)
         width = matched_width(member, config.hidden_size, config.intermediate_size)
         if width != config.intermediate_size:
-            own = RobertaConfig(**{**config.to_dict(), "intermediate_size": width})
-            layer.intermediate, layer.output = RobertaIntermediate(own), RobertaOutput(own)
+            layer.intermediate, layer.output = _feed_forward(model, width)
             _initialise(layer.intermediate, config.initializer_range)
             _initialise(layer.output, config.initializer_range)
+
+
+def _feed_forward(model: RobertaModel | RobertaPreLayerNormModel, width: int) -> tuple[nn.Module, nn.Module]:
+    """The model's own kind of feed-forward layer, of another width."""
+    config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": width})
+    if isinstance(model, RobertaPreLayerNormModel):
+        own: Any = modeling_roberta_prelayernorm
+        return own.RobertaPreLayerNormIntermediate(config), own.RobertaPreLayerNormOutput(config)
+    return modeling_roberta.RobertaIntermediate(config), modeling_roberta.RobertaOutput(config)
 
 
 class MaskedLanguageModel(RobertaForMaskedLM):
@@ -113,18 +134,29 @@ class SequenceClassifier(RobertaForSequenceClassification):
 
 
 class LongClassifier(nn.Module):
-    """The mean of an encoder's outputs, classified (Long Range Arena); two documents as [u, v, u v, u - v] (Retrieval)."""
+    """The mean of an encoder's outputs, classified (Long Range Arena); two documents as [u, v, u v, u - v] (Retrieval).
+
+    The means of a thousand tokens differ little from one sample to the next: `normalise` brings the differences to unit
+    scale (over the batch), without which a small model stays at chance for hundreds of steps.
+    """
 
     def __init__(
-        self, config: RobertaConfig, name: str, classes: int, options: dict[str, Any] | None = None, pairs: bool = False
+        self,
+        size: Size,
+        vocabulary: int,
+        classes: int,
+        name: str,
+        options: dict[str, Any] | None = None,
+        pairs: bool = False,
+        normalise: bool = False,
     ) -> None:
         super().__init__()
-        self.encoder = RobertaModel(config, add_pooling_layer=False)
+        config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
+        self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
         use_attention(self.encoder, name, options or {}, _length(config))
-        width = config.hidden_size * (4 if pairs else 1)
-        self.head = nn.Sequential(
-            nn.Linear(width, config.hidden_size), nn.GELU(), nn.Linear(config.hidden_size, classes)
-        )
+        self.normalise = nn.BatchNorm1d(size.width) if normalise else nn.Identity()
+        width = size.width * (4 if pairs else 1)
+        self.head = nn.Sequential(nn.Linear(width, size.width), nn.GELU(), nn.Linear(size.width, classes))
 
     def forward(
         self,
@@ -146,7 +178,7 @@ class LongClassifier(nn.Module):
     def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
         hidden = self.encoder(ids, attention_mask=mask).last_hidden_state
         counts = mask[..., None].to(hidden.dtype)
-        mean: Tensor = (hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
+        mean: Tensor = self.normalise((hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1))
         return mean
 
 

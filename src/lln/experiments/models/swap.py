@@ -12,31 +12,47 @@ from torch import Tensor, nn
 from lln.zoo import registry
 
 
+class Residual(nn.Module):
+    """after(x + member(before(x))): pre-norm models have a norm before, post-norm models one after."""
+
+    def __init__(
+        self,
+        member: nn.Module,
+        dropout: float = 0.0,
+        before: nn.Module | None = None,
+        after: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.member = member
+        self.dropout = nn.Dropout(dropout)
+        self.before = nn.Identity() if before is None else before
+        self.after = nn.Identity() if after is None else after
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mixed: Tensor = self.after(x + self.dropout(self.member(self.before(x), mask)))
+        return mixed
+
+
 class AttentionOfLayer(nn.Module):
     """Stands where Hugging Face's layers have their attention: (hidden states, mask) -> (hidden states, no weights)."""
 
-    def __init__(self, member: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
+    def __init__(self, mixing: nn.Module) -> None:
         super().__init__()
-        self.member = member
-        self.dropout = nn.Dropout(dropout)
-        self.norm = norm  # post-norm models: norm(x + attention(x)) inside
+        self.mixing = mixing  # the member itself, or `Residual` where the attention's module holds norm and residual
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
-        mixed = self.dropout(self.member(hidden_states, attention_mask))
-        return (mixed if self.norm is None else self.norm(hidden_states + mixed)), None
+        return self.mixing(hidden_states, attention_mask), None
 
 
 class WholeLayer(nn.Module):
-    """Stands where Hugging Face's encoders have a layer: x + member(x)."""
+    """Stands where Hugging Face's encoders have a layer."""
 
-    def __init__(self, member: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None) -> None:
+    def __init__(self, mixing: nn.Module) -> None:
         super().__init__()
-        self.member = member
-        self.dropout = nn.Dropout(dropout)
-        self.norm = nn.Identity() if norm is None else norm
+        self.mixing = mixing
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-        out: Tensor = self.norm(hidden_states + self.dropout(self.member(hidden_states, attention_mask)))
+        out: Tensor = self.mixing(hidden_states, attention_mask)
         return out
 
 

@@ -9,7 +9,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.models.vit.modeling_vit import ViTMLP
 
 from lln.experiments.models.roberta import classification_loss
-from lln.experiments.models.swap import AttentionOfLayer, WholeLayer, members
+from lln.experiments.models.swap import AttentionOfLayer, Residual, WholeLayer, members
 from lln.zoo import registry
 from lln.zoo.encoder import matched_width
 
@@ -50,7 +50,7 @@ class ImageClassifier(ViTForImageClassification):
         layers: Any = self.vit.layers
         for number, member in enumerate(made):
             if registry.card(name).replaces_feed_forward:
-                layers[number] = WholeLayer(member, size.dropout)
+                layers[number] = WholeLayer(Residual(member, size.dropout))
                 continue
             layers[number].attention = AttentionOfLayer(member)
             width = matched_width(member, size.width, size.feed_forward)

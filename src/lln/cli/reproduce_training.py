@@ -1,5 +1,6 @@
 """`lln reproduce fig8 | …`: the paper's training experiments, at the size of two cores or at the paper's."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,257 +9,158 @@ import typer
 
 from lln.cli import reproduce
 from lln.cli.reproduce import app
-from lln.cli.training import (
-    AttentionOption,
-    DataOption,
-    OutOption,
-    Preset,
-    PresetOption,
-    RowsOption,
-    SeedsOption,
-    StepsOption,
-    start,
-)
+from lln.cli.training import Choice, OutOption, Preset, PresetOption, start, training_command
+
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
+]
+KeepOption = Annotated[bool, typer.Option(help="Keep the trained weights, for fine-tuning.")]
+GlueOption = Annotated[
+    list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb, wnli; repeat for more.")
+]
+CorpusOption = Annotated[str | None, typer.Option(help="As --data, of the text for pre-training.")]
+PretrainedOption = Annotated[
+    Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; else it is pre-trained first.")
+]
+PretrainingStepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of the pre-training.")]
+ArenaOption = Annotated[
+    list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
+]
+RecallOption = Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")]
 
 
-def _chosen(
-    settings: Any,
-    attention: list[str] | None,
-    seeds: int | None,
-    steps: int | None,
-    validation_rows: int | None,
-    **more: Any,
-) -> Any:
-    """The preset with what the command line says instead."""
-    changed = {"budget": settings.budget.shortened(steps), **{k: v for k, v in more.items() if v is not None}}
-    if validation_rows:
-        changed["validation_rows"] = validation_rows
-    if attention:
-        changed["contestants"] = tuple(attention)
-    if seeds:
-        changed["seeds"] = seeds
-    return replace(settings, **changed)
-
-
-@app.command()
-def fig8(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
-    ] = None,
-    keep_models: Annotated[bool, typer.Option(help="Keep the trained weights, for fine-tuning.")] = False,
-) -> None:
+def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: KeepOption = False) -> None:
     """Pre-training: masked-language-model loss and gradients of softmax, LLN and others."""
     from lln.experiments import fig8 as experiment
 
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows)
-    start(
-        "fig8",
-        out,
-        lambda folder, watcher: experiment.run(
-            settings, folder, source=data, tokenizer=tokenizer, watcher=watcher, keep_models=keep_models
-        ),
-        experiment.draw,
-    )
+    settings = choice.settings(experiment.PRESETS)
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(
+            settings, folder, source=choice.data, tokenizer=tokenizer, watcher=bars, keep_models=keep_models
+        )
+
+    start("fig8", choice.out, run, experiment.draw)
 
 
-@app.command()
 def table1(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb, wnli; repeat for more.")
-    ] = None,
-    corpus: Annotated[str | None, typer.Option(help="As --data, of the text for pre-training.")] = None,
-    pretrained: Annotated[
-        Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; else it is pre-trained first.")
-    ] = None,
-    pretraining_steps: Annotated[int | None, typer.Option(min=1, help="Steps of the pre-training.")] = None,
+    choice: Choice,
+    *,
+    task: GlueOption = None,
+    corpus: CorpusOption = None,
+    pretrained: PretrainedOption = None,
+    pretraining_steps: PretrainingStepsOption = None,
 ) -> None:
     """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
     from lln.experiments import table1 as experiment
 
-    settings = _chosen(
-        experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows, tasks=tuple(task) if task else None
-    )
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
     before = settings.pretraining
     settings = replace(settings, pretraining=replace(before, budget=before.budget.shortened(pretraining_steps)))
-    start(
-        "table1",
-        out,
-        lambda folder, watcher: experiment.run(
-            settings, folder, source=data, corpus=corpus, pretrained=pretrained, watcher=watcher
-        ),
-    )
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, corpus=corpus, pretrained=pretrained, watcher=bars)
+
+    start("table1", choice.out, run)
 
 
-@app.command()
-def table3(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-) -> None:
+def table3(choice: Choice) -> None:
     """A vision transformer on dogs vs cats."""
-    from lln.experiments import table3 as experiment
-
-    settings = _chosen(experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows)
-    start(
-        "table3", out, lambda folder, bars: experiment.run(settings, folder, source=data, watcher=bars), experiment.draw
-    )
+    _vision("table3", choice)
 
 
-@app.command()
-def fig10(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-) -> None:
+def fig10(choice: Choice) -> None:
     """The same with fixed alpha = beta against matching: accuracy and gradient norm."""
+    from lln.experiments.table3 import ABLATION
+
+    _vision("fig10", choice, ABLATION)
+
+
+def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = ()) -> None:
     from lln.experiments import table3 as experiment
 
-    settings = _chosen(
-        experiment.PRESETS[preset.value], attention or list(experiment.ABLATION), seeds, steps, validation_rows
-    )
-    start(
-        "fig10", out, lambda folder, bars: experiment.run(settings, folder, source=data, watcher=bars), experiment.draw
-    )
+    settings = choice.settings(experiment.PRESETS, contestants)
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, watcher=bars)
+
+    start(name, choice.out, run, experiment.draw)
 
 
-def _long_range_arena(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
-    ] = None,
-) -> None:
+def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
     """Long Range Arena: score (Table 5), time and memory (Table 4) of every method."""
     from lln.experiments import lra as experiment
 
-    settings = _chosen(
-        experiment.PRESETS[preset.value], attention, seeds, steps, validation_rows, tasks=tuple(task) if task else None
-    )
-    start("lra", out, lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher))
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, watcher=bars)
+
+    start("lra", choice.out, run)
 
 
-app.command("table4")(_long_range_arena)  # one set of runs gives both tables
-app.command("table5")(_long_range_arena)
-
-
-@app.command()
-def length(
-    preset: PresetOption = Preset.cpu,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-    task: Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")] = None,
-    lengths: Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")] = None,
-) -> None:
+def length(choice: Choice, *, task: RecallOption = None, lengths: LengthsOption = None) -> None:
     """Open question: quality against length, for associative recall and a needle in noise."""
     from lln.experiments import length as experiment
 
-    numbers = tuple(int(x) for x in lengths.split(",")) if lengths else None
-    settings = _chosen(
-        experiment.PRESETS[preset.value],
-        attention,
-        seeds,
-        steps,
-        validation_rows,
-        tasks=tuple(task) if task else None,
-        lengths=numbers,
-    )
-    start("length", out, lambda folder, bars: experiment.run(settings, folder, watcher=bars), experiment.draw)
+    numbers = tuple(int(x) for x in lengths.split(",")) if lengths else ()
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()), lengths=numbers)
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, watcher=bars)
+
+    start("length", choice.out, run, experiment.draw)
 
 
-@app.command()
-def sensitivity(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-    task: Annotated[list[str] | None, typer.Option(help="Tasks of the Long Range Arena; repeat for more.")] = None,
-) -> None:
+def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
     """Open question: the score over alpha x beta on two tasks, with matching beside it."""
     from lln.experiments import lra
     from lln.experiments import sensitivity as experiment
 
-    contestants = attention or list(experiment.CONTESTANTS)
-    settings = _chosen(
-        lra.PRESETS[preset.value], contestants, seeds, steps, validation_rows, tasks=tuple(task or experiment.TASKS)
-    )
-    start(
-        "sensitivity",
-        out,
-        lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher),
-        experiment.draw,
-    )
+    settings = choice.settings(lra.PRESETS, experiment.CONTESTANTS, tasks=tuple(task or experiment.TASKS))
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, watcher=bars)
+
+    start("sensitivity", choice.out, run, experiment.draw)
 
 
-@app.command()
-def gaussian(
-    preset: PresetOption = Preset.cpu,
-    data: DataOption = None,
-    out: OutOption = None,
-    attention: AttentionOption = None,
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-) -> None:
+def gaussian(choice: Choice) -> None:
     """Open question: are queries and keys Gaussian while a model trains, and what does the deviation cost?"""
     from lln.experiments import gaussian as experiment
 
-    before = experiment.PRESETS[preset.value]
-    settings = replace(
-        before,
-        pretraining=replace(
-            before.pretraining,
-            budget=before.budget.shortened(steps),
-            validation_rows=validation_rows or before.pretraining.validation_rows,
-        ),
-        seeds=seeds or before.seeds,
-        contestants=tuple(attention) if attention else before.contestants,
-    )
-    start(
-        "gaussian",
-        out,
-        lambda folder, watcher: experiment.run(settings, folder, source=data, watcher=watcher),
-        experiment.draw,
-    )
+    pretraining = {name: preset.pretraining for name, preset in experiment.PRESETS.items()}
+    chosen = choice.settings(pretraining, experiment.Settings.contestants)
+    before = experiment.PRESETS[choice.preset.value]
+    settings = replace(before, pretraining=chosen, contestants=chosen.contestants, seeds=chosen.seeds)
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        return experiment.run(settings, folder, source=choice.data, watcher=bars)
+
+    start("gaussian", choice.out, run, experiment.draw)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "fig8": fig8,
+    "table1": table1,
+    "table3": table3,
+    "fig10": fig10,
+    "table4": long_range_arena,  # one set of runs gives both tables
+    "table5": long_range_arena,
+    "length": length,
+    "sensitivity": sensitivity,
+    "gaussian": gaussian,
+}
+for _name, _function in COMMANDS.items():
+    app.command(_name)(training_command(_function))
 
 
 @app.command()
 def table2(
     preset: PresetOption = Preset.cpu,
     out: OutOption = None,
-    lengths: Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")] = None,
+    lengths: LengthsOption = None,
     members: Annotated[str, typer.Option(help="Members with commas between.")] = "softmax,nystromformer,lln,lln_diag",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 1,
 ) -> None:
@@ -282,48 +184,37 @@ def table2(
     )
 
 
-@app.command("all")
-def everything(
-    preset: PresetOption = Preset.cpu,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with wikitext2, glue, dogs-vs-cats, imdb, cifar10; what every machine has otherwise."
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of all runs and of the report.")] = Path("runs"),
-    seeds: SeedsOption = None,
-    steps: StepsOption = None,
-    validation_rows: RowsOption = None,
-) -> None:
-    """Every table and figure, one after the other, then the report. Stopped and started again, it goes on."""
+def everything(choice: Choice) -> None:
+    """Every table and figure, one after the other, then the report. Stopped and started again, it goes on.
+
+    --data is a folder with wikitext2, glue, dogs-vs-cats, imdb and cifar10 beneath it.
+    """
     from lln.report import write
 
-    figures = reproduce.Preset.quick if preset is Preset.cpu else reproduce.Preset.full
+    choice = replace(choice, out=choice.out or Path("runs"))
+    out, steps = choice.out, choice.steps
+    assert out is not None
+    figures = reproduce.Preset.quick if choice.preset is Preset.cpu else reproduce.Preset.full
     for figure in (reproduce.fig2, reproduce.fig5, reproduce.fig6, reproduce.fig7):
         figure(preset=figures, out=out / "figures", seed=0)
     for figure in (reproduce.fig1, reproduce.fig9):
         figure(preset=figures, out=out / "figures", seed=0, steps=steps)
-    source = str(data) if data is not None else None
-    shared: dict[str, Any] = {"preset": preset, "attention": None, "seeds": seeds, "steps": steps}
-    shared["validation_rows"] = validation_rows
-    fig8(data=source, out=out / "fig8", tokenizer=None, keep_models=True, **shared)
-    table1(
-        data=source,
-        corpus=source,
-        out=out / "table1",
-        task=None,
-        pretrained=out / "fig8",
-        pretraining_steps=steps,
-        **shared,
-    )
+    fig8(choice.under("fig8"), keep_models=True)
+    table1(choice.under("table1"), corpus=choice.data, pretrained=out / "fig8", pretraining_steps=steps)
     table2(
-        preset=preset, out=out / "table2", lengths="512" if steps else None, members="softmax,lln,lln_diag", rounds=1
+        preset=choice.preset,
+        out=out / "table2",
+        lengths="512" if steps else None,
+        members="softmax,lln,lln_diag",
+        rounds=1,
     )
-    table3(data=source, out=out / "table3", **shared)
-    fig10(data=source, out=out / "fig10", **shared)
-    _long_range_arena(data=source, out=out / "lra", task=None, **shared)
-    length(out=out / "length", task=None, lengths=None, **shared)
-    sensitivity(data=source, out=out / "sensitivity", task=None, **shared)
-    gaussian(data=source, out=out / "gaussian", **shared)
+    table3(choice.under("table3"))
+    fig10(choice.under("fig10"))
+    long_range_arena(choice.under("lra"))
+    length(replace(choice.under("length"), data=None))  # generated
+    sensitivity(choice.under("sensitivity"))
+    gaussian(choice.under("gaussian"))
     typer.echo(f"report {write([out], out / 'report.html')}")
+
+
+app.command("all")(training_command(everything))

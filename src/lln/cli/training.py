@@ -1,9 +1,12 @@
 """What the commands that train have in common: options, progress with the time left, errors, and the files they write."""
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,20 +29,67 @@ class Preset(str, Enum):
 PresetOption = Annotated[
     Preset, typer.Option(help="cpu: minutes to an hour on two cores; paper: the paper's sizes and hyper-parameters.")
 ]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder with the data, or 'hub' or 'hub:NAME'; by default what every machine has (docs/data.md)."
-    ),
-]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the runs and the result; runs/<name> by default.")]
-AttentionOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32; repeat for more."),
-]
-SeedsOption = Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")]
-RowsOption = Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")]
-StepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options that every training command has."""
+
+    preset: PresetOption = Preset.cpu
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with the data, or 'hub' or 'hub:NAME'; by default what every machine has (docs/data.md)."
+        ),
+    ] = None
+    out: OutOption = None
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32, and with seeds of its own "
+            "as in elu@1; repeat for more."
+        ),
+    ] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")] = None
+    validation_rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")] = None
+
+    def settings(self, presets: Mapping[str, Any], contestants: Sequence[str] = (), **more: Any) -> Any:
+        """The preset with what the command line says instead; `contestants` where it names none."""
+        preset = presets[self.preset.value]
+        said = {
+            "contestants": tuple(self.attention or contestants),
+            "seeds": self.seeds,
+            "validation_rows": self.validation_rows,
+            **more,
+        }
+        changed = {name: value for name, value in said.items() if value}
+        return replace(preset, budget=preset.budget.shortened(self.steps), **changed)
+
+    def under(self, name: str) -> "Choice":
+        """The same, in a folder of its own beneath --out."""
+        assert self.out is not None
+        return replace(self, out=self.out / name)
+
+
+def training_command(function: Callable[..., None]) -> Callable[..., None]:
+    """f(choice, *, own options) as a command with the options of `Choice` before its own."""
+    shared = [
+        inspect.Parameter(x.name, inspect.Parameter.KEYWORD_ONLY, default=x.default, annotation=x.type)
+        for x in fields(Choice)
+    ]
+    own = list(inspect.signature(function).parameters.values())[1:]
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        choice = Choice(**{x.name: given.pop(x.name) for x in shared})
+        function(choice, **given)
+
+    parameters = [*shared, *own]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {x.name: x.annotation for x in parameters}
+    return command
 
 
 class Bars:

@@ -1,9 +1,10 @@
 """Who is compared: a member of the zoo with options, written as on the command line.
 
-softmax        lln_diag:target=variance,block_size=32        linformer:projected=64
+softmax        lln_diag:target=variance,block_size=32        linformer:projected=64        elu@1 (one seed, whatever --seeds is)
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from lln.zoo import registry
 class Contestant:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    seeds: int | None = None  # None: as many as the others
 
     @property
     def label(self) -> str:
@@ -23,6 +25,9 @@ class Contestant:
 
 def parse(text: str) -> Contestant:
     """A contestant from its text; unknown members and options are refused with those that exist."""
+    text, at, seeds = text.partition("@")
+    if at and not (seeds.isdigit() and int(seeds) > 0):
+        raise ValueError(f"the number of seeds after @ must be at least 1, got {seeds!r}")
     name, _, rest = text.partition(":")
     options = {}
     for part in filter(None, rest.split(",")):
@@ -33,7 +38,16 @@ def parse(text: str) -> Contestant:
     known = [f.name for f in dataclasses.fields(registry.member(name).options)]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
-    return Contestant(name, options)
+    return Contestant(name, options, int(seeds) if at else None)
+
+
+def lineup(texts: Sequence[str], seeds: int) -> list[tuple[Contestant, int]]:
+    """Who runs with which seed: all with the first, then all with the second, …"""
+    chosen = [parse(text) for text in texts]
+    counts = [seeds if each.seeds is None else each.seeds for each in chosen]
+    return [
+        (each, seed) for seed in range(max(counts)) for each, count in zip(chosen, counts, strict=True) if seed < count
+    ]
 
 
 def _value(text: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lln import data
-from lln.experiments.contestants import Contestant, parse
+from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, by_label, data_record, mean_and_spread, run_all
 from lln.experiments.masking import Masking, tokenizer_of, windows
@@ -100,8 +100,7 @@ def run(
 
         return Job(described, start)
 
-    chosen = [parse(text) for text in settings.contestants]
-    jobs = [job(contestant, seed) for seed in range(settings.seeds) for contestant in chosen]
+    jobs = [job(contestant, seed) for contestant, seed in lineup(settings.contestants, settings.seeds)]
     results = run_all(jobs, folder, watcher)
     found = {
         "experiment": "fig8",

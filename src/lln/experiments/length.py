@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lln import data
 from lln.data.task import spread
 from lln.experiments import scores
-from lln.experiments.contestants import Contestant, parse
+from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
@@ -66,10 +66,10 @@ def run(
         for length in settings.lengths:
             rows = load(task, length, settings)
             records.append(data_record(rows))
-            chosen = [parse(text) for text in settings.contestants]
-            fitting = [each for each in chosen if each.name != "softmax" or length <= settings.longest_softmax]
             jobs += [
-                job(f"{task}/{length}", rows, length, x, s, settings) for s in range(settings.seeds) for x in fitting
+                job(f"{task}/{length}", rows, length, contestant, seed, settings)
+                for contestant, seed in lineup(settings.contestants, settings.seeds)
+                if contestant.name != "softmax" or length <= settings.longest_softmax
             ]
     results = run_all(jobs, folder, watcher)
     note = "Same data order and budget for all. Chance: 1.6 % (recall), 3.1 % (needle)."

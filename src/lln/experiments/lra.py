@@ -14,7 +14,7 @@ from lln import data
 from lln.bench.zoo_paper import TABLE_4_MEMORY, TABLE_4_TASKS, TABLE_4_TIME
 from lln.data.task import spread
 from lln.experiments import scores
-from lln.experiments.contestants import Contestant, parse
+from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.grid import Job, Watcher, data_record, run_all
 from lln.experiments.models.roberta import LongClassifier, Size
 from lln.experiments.tasks import ids_and_label, padded
@@ -85,12 +85,12 @@ def run(
     settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """All runs of all tasks, and what they show."""
-    chosen = [parse(text) for text in settings.contestants]
     jobs, records = [], []
     for task in settings.tasks:
         rows = load(task, settings, source)
         records.append(data_record(rows))
-        jobs += [job(task, rows, each, seed, settings) for seed in range(settings.seeds) for each in chosen]
+        entries = lineup(settings.contestants, settings.seeds)
+        jobs += [job(task, rows, contestant, seed, settings) for contestant, seed in entries]
     results = run_all(jobs, folder, watcher)
     found = {
         "experiment": "lra",

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lln import data
 from lln.data.task import spread
 from lln.experiments import fig8, scores
-from lln.experiments.contestants import Contestant, parse
+from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.grid import Job, Watcher, data_record, run_all
 from lln.experiments.masking import PADDING, tokenizer_of
 from lln.experiments.models.roberta import SequenceClassifier, configuration
@@ -126,7 +126,7 @@ def run(
         rows = data.load(f"glue/{task}", source=source)
         rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
         records.append(data_record(rows))
-        jobs += [job(task, rows, parse(text), seed) for seed in range(settings.seeds) for text in settings.contestants]
+        jobs += [job(task, rows, *entry) for entry in lineup(settings.contestants, settings.seeds)]
     results = run_all(jobs, folder, watcher)
     note = "Same pre-training, data order and budget for all; ± is the standard deviation over seeds."
     found = {

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from lln import data
 from lln.data.task import spread
 from lln.experiments import scores
-from lln.experiments.contestants import Contestant, parse
+from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln.experiments.models.vit import ImageClassifier, Size
@@ -87,10 +87,10 @@ def run(
 
         return Job(described, start)
 
-    chosen = [parse(text) for text in settings.contestants]
-    results = run_all([job(each, seed) for seed in range(settings.seeds) for each in chosen], folder, watcher)
+    entries = lineup(settings.contestants, settings.seeds)
+    results = run_all([job(contestant, seed) for contestant, seed in entries], folder, watcher)
     note = "Same data order, crops, heads and budget for all; ± is the standard deviation over seeds."
-    ablation = any("alpha" in each.options for each in chosen)
+    ablation = any("alpha" in contestant.options for contestant, _ in entries)
     found = {
         "experiment": "fig10" if ablation else "table3",
         "title": "Fixed alpha = beta against matching (Figure 10)" if ablation else "ViT on dogs vs cats (Table 3)",

@@ -1,0 +1,58 @@
+"""The models of the experiments: every member of the zoo in RoBERTa's layers, norms after or before."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lln.experiments.models.roberta import LongClassifier, MaskedLanguageModel, Size, configuration
+from lln.zoo import names
+
+SIZE = Size(layers=2, width=32, heads=2, feed_forward=48, length=64, dropout=0.0)
+
+
+def classifier(name: str, **options: bool) -> LongClassifier:
+    torch.manual_seed(0)
+    return LongClassifier(SIZE, 20, 3, name, **options)
+
+
+def batch(rows: int, length: int, padding: int = 0) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(1, 20, (rows, length + padding), generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(length + padding) < length
+    return ids * mask, mask.expand(rows, -1)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_classifier_of_long_sequences_trains_with_every_member(name: str) -> None:
+    model = classifier(name, normalise=True)
+    ids, mask = batch(4, 64)
+    loss = model(ids, mask, labels=torch.tensor([0, 1, 2, 0]))["loss"]
+    loss.backward()
+    missing = [key for key, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    assert torch.isfinite(loss) and all("position_embeddings" in key or "token_type" in key for key in missing), missing
+
+
+@pytest.mark.parametrize("name", ["softmax", "lln", "lln_diag", "elu"])
+def test_padding_does_not_change_what_is_classified(name: str) -> None:
+    model = classifier(name).eval()
+    ids, mask = batch(2, 40, padding=17)
+    torch.testing.assert_close(model(ids, mask)["logits"], model(ids[:, :40], mask[:, :40])["logits"])
+
+
+def test_norms_stand_after_the_residuals_in_roberta_and_before_them_in_the_classifier_of_long_sequences() -> None:
+    """With every mixing and feed-forward output at zero, a pre-norm layer is the identity, a post-norm layer a norm."""
+    x = 3.0 + torch.randn(1, 8, SIZE.width, generator=torch.Generator().manual_seed(2))
+    masked = MaskedLanguageModel(configuration(SIZE, 20), "softmax").roberta.encoder.layer[0]
+    long = classifier("softmax").encoder.encoder.layer[0]
+    for layer in (masked, long):
+        for part in layer.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.zeros_(part.weight)
+    assert torch.equal(long(x), x)
+    torch.testing.assert_close(masked(x), nn.functional.layer_norm(x, (SIZE.width,)), atol=1e-5, rtol=1e-5)
+
+
+def test_the_mean_is_normalised_over_the_batch() -> None:
+    model = classifier("lln_diag", normalise=True)
+    features = model._mean(*batch(64, 32))
+    torch.testing.assert_close(features.mean(0), torch.zeros(SIZE.width), atol=1e-5, rtol=0)
+    torch.testing.assert_close(features.std(0, correction=0), torch.ones(SIZE.width), atol=1e-2, rtol=0)

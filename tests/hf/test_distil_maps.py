@@ -7,7 +7,7 @@ import torch
 
 from lln.hf import unload
 from lln.hf.distil import distil
-from lln.hf.maps import TiedParameters, converted_modules, fold, make_room
+from lln.hf.maps import RotaryTiedParameters, TiedParameters, converted_modules, fold, make_room
 from tests.hf.models import inputs, output
 from tests.hf.test_distil import converted, softmax_model
 
@@ -23,7 +23,7 @@ def _with_random_maps(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "vit"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "vit", "llama", "qwen2"])
 def test_folding_does_not_change_the_model(family: str) -> None:
     model = _with_random_maps(family).double()
     given = {n: x.double() if x.is_floating_point() else x for n, x in inputs(family).items()}
@@ -34,7 +34,7 @@ def test_folding_does_not_change_the_model(family: str) -> None:
     assert not any(m.lln.shape.maps for m in converted_modules(model))
 
 
-@pytest.mark.parametrize("family", ["bert", "vit"])
+@pytest.mark.parametrize("family", ["bert", "vit", "llama", "qwen2"])
 def test_folded_maps_leave_the_softmax_model_unchanged(family: str) -> None:
     original = softmax_model(family)
     model = _with_random_maps(family)
@@ -46,9 +46,10 @@ def test_folded_maps_leave_the_softmax_model_unchanged(family: str) -> None:
         )
 
 
-def test_maps_change_lln() -> None:
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_maps_change_lln(family: str) -> None:
     with torch.no_grad():
-        plain, mapped = (output(m, **inputs("bert")) for m in (converted("bert"), _with_random_maps("bert")))
+        plain, mapped = (output(m, **inputs(family)) for m in (converted(family), _with_random_maps(family)))
     assert (plain - mapped).abs().max() > 1e-2
 
 
@@ -72,11 +73,31 @@ def test_distilled_folded_maps_cost_nothing_and_unload_to_the_original() -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "message"), [("llama", "rotates q and k"), ("gpt2", "no separate linear projections")]
+    ("family", "message"), [("qwen3", "normalises q and k"), ("gpt2", "no separate linear projections")]
 )
 def test_folding_where_it_would_change_softmax_is_refused(family: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_room(converted(family), "folded")
+
+
+def test_rotations_that_are_not_of_halves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleaved(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.rotate_half", interleaved)
+    with pytest.raises(ValueError, match="rotates q and k in another way"):
+        make_room(converted("llama"), "folded")
+
+
+def test_a_map_of_rotated_keys_is_a_complex_number_for_each_frequency() -> None:
+    own = converted_modules(_with_random_maps("llama"))[0].lln
+    assert isinstance(own, RotaryTiedParameters)
+    k = torch.randn(2, own.shape.key_heads, 5, own.shape.head_dim)
+    as_complex = torch.complex(*k.chunk(2, dim=-1))
+    a = own.matrix().diagonal(0, -2, -1)[:, : own.shape.head_dim // 2]
+    b = own.matrix().diagonal(own.shape.head_dim // 2, -2, -1)
+    expected = as_complex * torch.complex(a, b)[:, None]
+    torch.testing.assert_close(own.map_keys(k), torch.cat([expected.real, expected.imag], dim=-1))
 
 
 def test_free_maps_cannot_be_folded_afterwards() -> None:

@@ -57,7 +57,12 @@ def table1(
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
     before = settings.pretraining
-    settings = replace(settings, pretraining=replace(before, budget=before.budget.shortened(pretraining_steps)))
+    pretraining = replace(
+        before,
+        budget=before.budget.shortened(pretraining_steps),
+        validation_rows=choice.validation_rows or before.validation_rows,
+    )
+    settings = replace(settings, pretraining=pretraining)
 
     def run(folder: Path, bars: Any) -> dict[str, Any]:
         return experiment.run(settings, folder, source=choice.data, corpus=corpus, pretrained=pretrained, watcher=bars)

@@ -3,9 +3,11 @@
     free    q' = q A_q, k' = k A_k          seen by LLN only; one more D x D product for q and one for k
     folded  q' = q M^-T, k' = k M           q' . k' = q . k: softmax does not see it, so M goes into the projections
 
-A folded map costs nothing at run time. Query heads that share a key head share its M.
+A folded map costs nothing at run time. Query heads that share a key head share its M. Where rotary positions turn the pair of
+features of each frequency after the projection, M must commute with every turn: a rotation and a scaling of each pair.
 """
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +25,37 @@ _PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"))
 class TiedParameters(LLNParameters):
     """While folded maps are learned: key_map (Hk, D, D) is M, and the map of the queries follows from it, M^-T."""
 
-    def map_queries(self, q: Tensor) -> Tensor:
+    def matrix(self) -> Tensor:
+        """M (Hk, D, D)."""
         assert self.key_map is not None
-        inverse = torch.linalg.inv(self.key_map.double()).mT.to(q.dtype)  # (Hk, D, D)
-        return q @ inverse.repeat_interleave(self.shape.heads // self.shape.key_heads, dim=0)
+        return self.key_map
+
+    def query_matrix(self) -> Tensor:
+        """M^-T for every query head, (Hq, D, D) in float64."""
+        inverse = torch.linalg.inv(self.matrix().double()).mT
+        return inverse.repeat_interleave(self.shape.heads // self.shape.key_heads, dim=0)
+
+    def map_queries(self, q: Tensor) -> Tensor:
+        return q @ self.query_matrix().to(q.dtype)
+
+    def map_keys(self, k: Tensor) -> Tensor:
+        return k @ self.matrix().to(k.dtype)
+
+
+class RotaryTiedParameters(TiedParameters):
+    """For keys whose features l and l + D/2 are turned by their position: M is key_map's part that commutes with turns.
+
+    (k_l, k_{l + D/2}) [[a, b], [-b, a]] with a_l and b_l: the product of complex numbers (k_l + i k_{l + D/2}) (a + i b).
+    """
+
+    def matrix(self) -> Tensor:
+        assert self.key_map is not None
+        half = self.shape.head_dim // 2
+        (a, b), (c, d) = (
+            [block.diagonal(0, -2, -1) for block in rows.split(half, -1)] for rows in self.key_map.split(half, -2)
+        )
+        scale, turn = torch.diag_embed((a + d) / 2), torch.diag_embed((b - c) / 2)
+        return torch.cat([torch.cat([scale, turn], dim=-1), torch.cat([-turn, scale], dim=-1)], dim=-2)
 
 
 def converted_modules(model: nn.Module) -> list[Any]:
@@ -43,12 +72,13 @@ def make_room(model: Any, maps: str | None, per_feature: bool = True) -> None:
         raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
     if maps == "folded":
         refuse_unfoldable(model)
+    kind = LLNParameters if maps != "folded" else RotaryTiedParameters if _is_rotary(model) else TiedParameters
     for module in converted_modules(model):
         own = module.lln
         shape = replace(
             own.shape, maps=maps is not None or own.shape.maps, per_feature=per_feature or own.shape.per_feature
         )
-        _swap(module, shape, TiedParameters if maps == "folded" else LLNParameters)
+        _swap(module, shape, kind)
     _describe(model)
 
 
@@ -59,12 +89,9 @@ def fold(model: Any) -> None:
         own = module.lln
         if not isinstance(own, TiedParameters):
             continue
-        assert own.key_map is not None
-        matrix = own.key_map.double()
-        groups = own.shape.heads // own.shape.key_heads
         query, key = projections(module)
-        _multiply(query, torch.linalg.inv(matrix).mT.repeat_interleave(groups, dim=0))
-        _multiply(key, matrix)
+        _multiply(query, own.query_matrix())
+        _multiply(key, own.matrix().double())
         _swap(module, replace(own.shape, maps=False), LLNParameters)
     _describe(model)
 
@@ -82,7 +109,7 @@ def projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
 
 
 def refuse_unfoldable(model: Any) -> None:
-    """Between the projection and the product of q and k nothing may happen: no rotary positions, no norm of q and k."""
+    """Between the projection and the product of q and k nothing but rotary positions may happen: no norm of q and k."""
     for name, module in named_attention_modules(model).items():
         parameters: LLNParameters | None = getattr(module, "lln", None)
         if parameters is None:
@@ -92,12 +119,24 @@ def refuse_unfoldable(model: Any) -> None:
         if getattr(module, "q_norm", None) is not None:
             raise ValueError(f"{name} normalises q and k after projecting them: maps='folded' would change softmax")
         projections(module)
-    config = model.config
-    if getattr(config, "rope_theta", None) or getattr(config, "rope_parameters", None):
-        raise ValueError(
-            f"{type(model).__name__} rotates q and k by their position after projecting them, so that only rotations and "
-            "scalings of each frequency could be folded: use maps='free'"
-        )
+        if _is_rotary(model) and not _turns_halves(module):
+            raise ValueError(
+                f"{name} rotates q and k in another way than by turning each feature with the one D / 2 further on, for "
+                "which no foldable maps are known here: use maps='free'"
+            )
+
+
+def _is_rotary(model: Any) -> bool:
+    return any(getattr(model.config, name, None) for name in ("rope_theta", "rope_parameters"))
+
+
+def _turns_halves(module: nn.Module) -> bool:
+    """Whether the model's own code turns feature l with feature l + D/2, and all of them."""
+    rotate = getattr(sys.modules[type(module).__module__], "rotate_half", None)
+    rope = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+    if rotate is None or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return False
+    return bool(torch.equal(rotate(torch.arange(4.0)), torch.tensor([-2.0, -3.0, 0.0, 1.0])))
 
 
 def _multiply(layer: nn.Linear, maps: Tensor) -> None:

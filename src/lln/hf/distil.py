@@ -59,7 +59,7 @@ def distil(
     stage: 'layers', 'end_to_end' or 'both'.
     learn: what learns, out of alpha, beta, feature_bias, mix, maps.
     maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
-        nothing (models without rotary positions); None leaves maps out.
+        nothing (where the projections allow it: docs/distil.md); None leaves maps out.
     low_rank: also learn updates of this rank of the attention's own projections, end to end, and add them to the weights
         (needs peft). `unload` then gives softmax with the changed weights.
     group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end

@@ -46,6 +46,14 @@ def test_a_command_runs_from_end_to_end_on_embedded_data(command: str, tmp_path:
         assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_everything_in_one_command_ends_with_the_report(tmp_path: Path) -> None:
+    text = invoke("reproduce", "all", *TWO, "--steps", "1", "--validation-rows", "8", "--out", str(tmp_path / "runs"))
+    assert "report" in text and (tmp_path / "runs" / "report.html").stat().st_size > 100_000
+    written = {path.stem for path in (tmp_path / "runs").glob("*/*.json")}
+    trained = {"fig8", "table1", "table2", "table3", "fig10", "lra", "length", "sensitivity", "gaussian"}
+    assert written >= trained | {"fig1", "fig2", "fig5", "fig6", "fig7", "fig9"}
+
+
 def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> None:
     text = invoke("reproduce", "table3", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "o"), expected=3)
     assert "missing data" in text and "nowhere" in text

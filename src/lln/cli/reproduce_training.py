@@ -214,10 +214,10 @@ def everything(choice: Choice) -> None:
         rounds=1,
     )
     table3(choice.under("table3"))
-    fig10(choice.under("fig10"))
+    fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as sensitivity does
     long_range_arena(choice.under("lra"))
     length(replace(choice.under("length"), data=None))  # generated
-    sensitivity(choice.under("sensitivity"))
+    sensitivity(replace(choice.under("sensitivity"), attention=None))
     gaussian(choice.under("gaussian"))
     typer.echo(f"report {write([out], out / 'report.html')}")
 

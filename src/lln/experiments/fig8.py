@@ -17,6 +17,7 @@ from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, by_label, data_record, mean_and_spread, run_all
 from lln.experiments.masking import Masking, tokenizer_of, windows
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
+from lln.experiments.pairs import ahead_of_linear, gains, told
 from lln.experiments.training import Budget, Run, train
 from lln.experiments.training.run import processes
 from lln.experiments.training.watch import Look, OnStep
@@ -125,17 +126,30 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
     rows = []
     for label, losses in by_label(results, "loss").items():
         own = [r for r in results if r["label"] == label]
+        gained = gains(results, label, "softmax", _minus_loss)
         mean, spread = mean_and_spread(losses)
         norms = [x["grad_norm"] for r in own for x in r["history"] if "grad_norm" in x]
         steps = [r["seconds_per_step"] for r in own if r["seconds_per_step"]]
         rows.append([
-            label, round(mean, 4), round(spread, 4), len(losses), own[0]["parameters"], round(max(norms), 2),
+            label, round(mean, 4), round(spread, 4), len(losses),
+            told([-gain for gain in gained], ".3f") if gained and label != "softmax" else None,
+            own[0]["parameters"], round(max(norms), 2),
             round(min(steps), 3) if steps else None,
         ])  # fmt: skip
     return {
         "title": "Validation loss after pre-training",
-        "note": "Same data order, masks, heads and budget for all; nats a masked token; spread: standard deviation over seeds.",
-        "columns": ["attention", "loss", "spread", "seeds", "parameters", "largest gradient norm", "seconds a step"],
+        "note": "Same data order, masks, heads and budget for all; nats a masked token; spread: standard deviation over seeds; "
+        "to softmax: difference to the run with the same seed, and its standard deviation.",
+        "columns": [
+            "attention",
+            "loss",
+            "spread",
+            "seeds",
+            "to softmax",
+            "parameters",
+            "largest gradient norm",
+            "seconds a step",
+        ],
         "rows": sorted(rows, key=lambda row: row[1]),
     }
 
@@ -168,7 +182,11 @@ def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
             found.append(
                 Verdict(f"gradients of {name} are no larger than softmax's (A.8.1, Figure 8b)", outcome, numbers)
             )
-    return found
+    return found + ahead_of_linear(results, _minus_loss, "LLN+Diag is ahead of the other linear attentions", ".3f")
+
+
+def _minus_loss(result: dict[str, Any]) -> float:
+    return -float(result["evaluation"]["loss"])
 
 
 def draw(found: dict[str, Any]) -> Figure:

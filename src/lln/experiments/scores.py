@@ -6,6 +6,7 @@ from typing import Any
 import numpy
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
+from lln.experiments import pairs
 from lln.experiments.grid import mean_and_spread
 from lln.experiments.verdict import Verdict, no_worse
 
@@ -68,3 +69,10 @@ def against(
     gap = mean_other - mean + (margin if ahead else -margin)
     numbers = f"{percent(runs['lln_diag'])} against {percent(runs[other])} of {other}"
     return [Verdict(claim, no_worse(gap, 0.0, min(map(len, runs.values()))), numbers)]
+
+
+def ahead_of_linear(results: Sequence[dict[str, Any]], task: str) -> list[Verdict]:
+    """LLN+Diag against the other linear members on a task, in points."""
+    own = [r for r in results if r["task"] == task]
+    claim = f"LLN+Diag is ahead of the other linear attentions on {task}"
+    return pairs.ahead_of_linear(own, lambda r: 100 * score_of(r), claim)

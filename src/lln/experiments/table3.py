@@ -125,6 +125,7 @@ def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
     return [
         *scores.against(results, task, "LLN+Diag performs on a par with softmax (A.8.2)"),
         *scores.against(results, task, "LLN+Diag outperforms Linformer (A.8.2)", "linformer", ahead=True),
+        *scores.ahead_of_linear(results, task),
     ]
 
 

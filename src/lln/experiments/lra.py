@@ -36,6 +36,7 @@ class Settings:
     seeds: int = 1
     validation_rows: int = 1000
     batches: dict[str, int] = field(default_factory=dict)  # samples of a step, where it is not the budget's
+    rates: dict[str, float] = field(default_factory=dict)  # learning rates, where it is not the budget's
     normalise: bool = False  # the mean of the outputs over the batch, before it is classified
     source: str = ""
 
@@ -46,6 +47,8 @@ PRESETS = {
         budget=Budget(steps=300, batch=16, learning_rate=3e-3, warmup=30, log_every=20, save_every=100),
         lengths={"text": 1024, "listops": 128, "retrieval": 512, "pathfinder": 1024, "image": 1024},
         validation_rows=1000,
+        batches={"text": 8, "retrieval": 8, "pathfinder": 8, "image": 8},
+        rates={"text": 1e-3, "retrieval": 1e-3},
         normalise=True,
         source="the paper's model with its mean normalised over the batch, shorter inputs and a few hundred steps",
     ),
@@ -117,7 +120,11 @@ def load(task: str, settings: Settings, source: str | None) -> data.TaskData:
 
 def job(task: str, rows: data.TaskData, contestant: Contestant, seed: int, settings: Settings) -> Job:
     length = settings.lengths[task]
-    budget = replace(settings.budget, batch=settings.batches.get(task, settings.budget.batch))
+    budget = replace(
+        settings.budget,
+        batch=settings.batches.get(task, settings.budget.batch),
+        learning_rate=settings.rates.get(task, settings.budget.learning_rate),
+    )
     size = replace(settings.size, length=length)
     described = Run(
         task, contestant.name, seed, budget, contestant.label, contestant.options,

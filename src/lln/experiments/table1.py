@@ -41,8 +41,8 @@ class Settings:
 PRESETS = {
     "cpu": Settings(
         pretraining=fig8.PRESETS["cpu"],
-        budget=Budget(steps=1000, batch=16, learning_rate=1e-3, warmup=100, log_every=50, save_every=250),
-        source="after the pre-training of --preset cpu; a thousand steps",
+        budget=Budget(steps=800, batch=16, learning_rate=5e-4, warmup=80, log_every=50, save_every=200),
+        source="after the pre-training of --preset cpu; eight hundred steps",
     ),
     "paper": Settings(
         pretraining=fig8.PRESETS["paper"],

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lln.experiments import lra
+from lln.experiments.contestants import Contestant
 from lln.experiments.models.roberta import LongClassifier, MaskedLanguageModel, Size, configuration
 from lln.zoo import names
 
@@ -56,3 +58,10 @@ def test_the_mean_is_normalised_over_the_batch() -> None:
     features = model._mean(*batch(64, 32))
     torch.testing.assert_close(features.mean(0), torch.zeros(SIZE.width), atol=1e-5, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.ones(SIZE.width), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("preset, kind", [("cpu", nn.BatchNorm1d), ("paper", nn.Identity)])
+def test_the_long_range_arena_normalises_where_its_settings_say_so(preset: str, kind: type[nn.Module]) -> None:
+    settings = lra.PRESETS[preset]
+    rows = lra.load("listops", settings, None)
+    assert isinstance(lra.model_for("listops", rows, Contestant("softmax"), settings).normalise, kind)

@@ -132,8 +132,7 @@ def job(task: str, rows: data.TaskData, contestant: Contestant, seed: int, setti
     )  # fmt: skip
 
     def build() -> nn.Module:
-        vocabulary, classes = int(rows.vocabulary or 0), int(rows.classes or 0)
-        return LongClassifier(size, vocabulary, classes, contestant.name, contestant.options, pairs=task == "retrieval")
+        return model_for(task, rows, contestant, settings)
 
     def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
         found = train(
@@ -143,6 +142,18 @@ def job(task: str, rows: data.TaskData, contestant: Contestant, seed: int, setti
         return {**found, "saved_bytes": kept_for_backward(build(), rows, budget.batch)}
 
     return Job(described, start)
+
+
+def model_for(task: str, rows: data.TaskData, contestant: Contestant, settings: Settings) -> LongClassifier:
+    return LongClassifier(
+        replace(settings.size, length=settings.lengths[task]),
+        int(rows.vocabulary or 0),
+        int(rows.classes or 0),
+        contestant.name,
+        contestant.options,
+        pairs=task == "retrieval",
+        normalise=settings.normalise,
+    )
 
 
 def kept_for_backward(model: nn.Module, rows: data.TaskData, batch: int) -> int:

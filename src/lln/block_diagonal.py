@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.backends.block_operands import BlockOperands
 from lln.block_operator import attend_to_open_block, define_block_operator, native_takes
 from lln.checks import check_block_size, check_masks, check_qkv
 from lln.precision import under_autocast
@@ -38,11 +39,12 @@ def block_diagonal_attention(
     """
     q, k, v = under_autocast(q, k, v)
     check_inputs(q, k, v, block_size, key_padding_mask, is_causal, cu_seqlens)
-    # Outside of graphs, autograd through scaled_dot_product_attention is faster than the operator without its kernel.
-    attend = block_operator if torch.compiler.is_compiling() or _runs_natively(q, k, v) else _attend_in_blocks
     scale = q.shape[3] ** -0.5 if scale is None else scale
     edges = None if cu_seqlens is None else cu_seqlens.to(torch.int64)
-    return attend(q, k, v, key_padding_mask, edges, block_size, scale, is_causal)
+    x = BlockOperands(q, k, v, key_padding_mask, edges, block_size, scale, is_causal)
+    # Outside of graphs, autograd through scaled_dot_product_attention is faster than the operator without its kernel.
+    in_operator = torch.compiler.is_compiling() or _runs_natively(q, k, v)
+    return block_operator(*x) if in_operator else _attend_in_blocks(x)
 
 
 def check_inputs(
@@ -130,16 +132,8 @@ def _needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _attend_in_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    block_size: int,
-    scale: float,
-    is_causal: bool,
-) -> Tensor:
+def _attend_in_blocks(x: BlockOperands) -> Tensor:
+    q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal = x
     starts_with_padding = key_mask is not None and not bool(key_mask[:, 0].all())
     if cu_seqlens is None and not starts_with_padding:
         return _aligned_blocks(q, k, v, block_size, scale, key_mask, is_causal)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lln import backends
+from lln.backends.block_operands import BlockOperands
 from lln.backends.native.blocks import attend_to_block, block_backward, block_forward
 from lln.backends.operator import NO_DOUBLE_BACKWARD, compute_dtype, empty_output
 from lln.backends.oracle import masked_softmax
@@ -21,7 +22,7 @@ from lln.slots import block_slots
 BLOCKS_AT_ONCE = 64  # of each head; bounds the weights that are in memory
 
 
-def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def define_block_operator(attend: Callable[[BlockOperands], Tensor]) -> Callable[..., Tensor]:
     """Register `lln::block_diagonal`, with `attend` as its forward where the native kernel does not take the tensors."""
 
     def forward_body(
@@ -34,10 +35,8 @@ def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor
         scale: float,
         is_causal: bool,
     ) -> Tensor:
-        if native_takes(q, k, v):
-            return block_forward(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
-        out = empty_output(q, v.shape[-1])
-        return out.copy_(attend(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal))
+        x = BlockOperands(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
+        return block_forward(x) if native_takes(q, k, v) else empty_output(q, v.shape[-1]).copy_(attend(x))
 
     def backward_body(
         grad: Tensor,
@@ -51,9 +50,8 @@ def define_block_operator(attend: Callable[..., Tensor]) -> Callable[..., Tensor
         scale: float,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if native_takes(q, k, v):
-            return block_backward(grad, q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
-        return _gradients(grad, out, q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
+        x = BlockOperands(q, k, v, key_mask, cu_seqlens, block_size, scale, is_causal)
+        return block_backward(grad, x) if native_takes(q, k, v) else _gradients(grad, out, x)
 
     forward = torch.library.custom_op("lln::block_diagonal", forward_body, mutates_args=())
     backward = torch.library.custom_op("lln::block_diagonal_backward", backward_body, mutates_args=())
@@ -89,41 +87,31 @@ def native_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return backends.refusal("native", q, k, v) is None
 
 
-def _gradients(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    block_size: int,
-    scale: float,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    slots = block_slots(q, key_mask, cu_seqlens, block_size)
-    counts = torch.ones_like(slots.slot, dtype=torch.bool) if key_mask is None else key_mask
-    k, v = (torch.where(counts[:, None, :, None], x, 0.0) for x in (k, v))
+def _gradients(grad: Tensor, out: Tensor, x: BlockOperands) -> tuple[Tensor, Tensor, Tensor]:
+    q, block_size = x.q, x.block_size
+    slots = block_slots(q, x.key_mask, x.cu_seqlens, block_size)
+    counts = torch.ones_like(slots.slot, dtype=torch.bool) if x.key_mask is None else x.key_mask
+    k, v = (torch.where(counts[:, None, :, None], t, 0.0) for t in (x.k, x.v))
     key_heads = k.shape[1]
 
-    def blocks(x: Tensor) -> Tensor:
+    def blocks(t: Tensor) -> Tensor:
         """(B, heads, N, D) as (B, Hk, groups, blocks, block, D) in the compute dtype."""
-        slotted = slots.scatter(x).to(compute_dtype(x.dtype))
+        slotted = slots.scatter(t).to(compute_dtype(t.dtype))
         return slotted.unflatten(2, (-1, block_size)).unflatten(1, (key_heads, -1))
 
-    blocked = [blocks(x) for x in (q, k, v, grad, out)]
+    blocked = [blocks(t) for t in (q, k, v, grad, out)]
     allowed = slots.scatter_mask(counts).unflatten(1, (-1, block_size))[:, None, None, :, None]  # keys that count
-    if is_causal:
+    if x.is_causal:
         allowed = allowed & torch.ones(block_size, block_size, dtype=torch.bool, device=q.device).tril()
-    gradients = [torch.empty_like(x) for x in blocked[:3]]
+    gradients = [torch.empty_like(t) for t in blocked[:3]]
     for start in range(0, blocked[0].shape[3], BLOCKS_AT_ONCE):
         at = slice(start, start + BLOCKS_AT_ONCE)
-        parts = [x[:, :, :, at] for x in blocked]
-        for whole, part in zip(gradients, _inside_blocks(parts, allowed[:, :, :, at], scale), strict=True):
+        parts = [t[:, :, :, at] for t in blocked]
+        for whole, part in zip(gradients, _inside_blocks(parts, allowed[:, :, :, at], x.scale), strict=True):
             whole[:, :, :, at] = part
     return tuple(  # type: ignore[return-value]
-        empty_output(x, x.shape[-1]).copy_(slots.gather(dx.flatten(3, 4).flatten(1, 2)))
-        for x, dx in zip((q, k, v), gradients, strict=True)
+        empty_output(t, t.shape[-1]).copy_(slots.gather(dt.flatten(3, 4).flatten(1, 2)))
+        for t, dt in zip((q, k, v), gradients, strict=True)
     )
 
 

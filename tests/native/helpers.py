@@ -1,11 +1,12 @@
 """Calls of the native kernel with random inputs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lln.backends import native
+from lln.backends.operator import Operands, State
 
 
 @dataclass
@@ -22,18 +23,18 @@ class Call:
     causal: bool
     key_mask: Tensor | None = None
 
+    @property
+    def operands(self) -> Operands:
+        parameters = (self.alpha, self.beta, self.bias)
+        return Operands(self.q, self.k, self.v, *parameters, self.key_mask, is_causal=self.causal)
+
     def forward(self, start: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        state = start or (None, None, None)
-        return native.forward(
-            self.q, self.k, self.v, self.alpha, self.beta, self.bias, self.key_mask, None, *state, self.causal
-        )
+        out, state = native.forward(replace(self.operands, start=State(*start) if start else None))
+        return out, *state
 
     def backward(self) -> tuple[Tensor, ...]:
-        out, *state = self.forward()
-        return native.backward(
-            self.grad, out, self.q, self.k, self.v, self.alpha, self.beta, self.bias, self.key_mask, None,
-            None, None, None, *state, self.causal, True,
-        )  # fmt: skip
+        out, state = native.forward(self.operands)
+        return native.backward(self.grad, out, self.operands, state, True)
 
     def rows(self, at: slice) -> "Call":
         cut = (x[:, :, at] for x in (self.q, self.k, self.v))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lln.backends import native
+from lln.backends.operator import Operands, State
 from tests.cases import Case, build
 from tests.test_contract import SPIKES, check_inputs, either_direction, spiked, stress_case
 
@@ -59,7 +60,7 @@ def test_the_exponential_is_right_to_the_last_places(isa: str) -> None:
     k = torch.stack([torch.zeros_like(x), -x], dim=1)[:, None, :, None]  # (B, 1, 2, 1)
     v = torch.tensor([0.0, 1.0])[None, None, :, None].expand_as(k)  # so that S is exp(-x)
     ones = torch.ones(len(x), 1, 1)
-    found = native.forward(k, k, v, ones, ones, None, None, None, None, None, None, False)[2].flatten()
+    found = native.forward(Operands(k, k, v, ones, ones))[1].summed.flatten()
     true = torch.exp(-x.double())
     regular = x < 86.45
     ulp = 2.0 ** (torch.floor(torch.log2(true[regular])) - 23)
@@ -72,7 +73,7 @@ def test_the_exponential_is_right_to_the_last_places(isa: str) -> None:
 def test_every_finite_half_precision_number_survives_the_way_in_and_out(isa: str, dtype: torch.dtype) -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     one, scale = torch.zeros(1, 1, 1, 1, dtype=dtype), torch.ones(1, 1, 1)
-    out = native.forward(one, one, every[None, None, None], scale, scale, None, None, None, None, None, None, False)[0]
+    out = native.forward(Operands(one, one, every[None, None, None], scale, scale))[0]
     finite = every.isfinite()
     assert torch.equal(out.flatten()[finite], every[finite])
     assert not out.flatten()[~finite].isfinite().any()
@@ -81,10 +82,10 @@ def test_every_finite_half_precision_number_survives_the_way_in_and_out(isa: str
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_results_are_rounded_as_torch_rounds(isa: str, dtype: torch.dtype) -> None:
     numbers = torch.cat([torch.randn(500), torch.randn(500) * 1e-6, torch.tensor([65504.0, 65519.0, 6e-8, 2.9e-8])])
-    start = torch.zeros(1, 1, 1), numbers[None, None, None], torch.ones(1, 1, 1)
+    start = State(torch.zeros(1, 1, 1), numbers[None, None, None], torch.ones(1, 1, 1))
     nothing = torch.zeros(1, 1, 1, 1, dtype=dtype)
     no_key = torch.zeros(1, 1, dtype=torch.bool)
     scale = torch.ones(1, 1, 1)
     v = numbers.to(dtype)[None, None, None]
-    out = native.forward(nothing, nothing, v, scale, scale, None, no_key, None, *start, False)[0]
+    out = native.forward(Operands(nothing, nothing, v, scale, scale, key_mask=no_key, start=start))[0]
     assert torch.equal(out.flatten(), numbers.to(dtype))

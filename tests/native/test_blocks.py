@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lln.backends.block_operands import BlockOperands
 from lln.backends.native.blocks import attend_to_block, block_backward, block_forward
 from lln.backends.oracle import masked_softmax
 from lln.dense import block_diagonal_matrix
@@ -49,10 +50,12 @@ def inputs(
 
 
 def kernel(function: Callable[..., object], *tensors: Tensor, options: dict[str, object]) -> object:
-    return function(
-        *tensors, options.get("key_padding_mask"), options.get("cu_seqlens"),
+    *gradient, q, k, v = tensors
+    operands = BlockOperands(
+        q, k, v, options.get("key_padding_mask"), options.get("cu_seqlens"),
         options["block_size"], options["scale"], options["is_causal"],
     )  # fmt: skip
+    return function(*gradient, operands)
 
 
 def dense(

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lln.zoo
 from lln.backends import chunked
+from lln.backends.operator import Operands
 from lln.zoo.cost import Cost, cost_of, growth
 from tests.zoo.variants import Variant
 
@@ -52,10 +53,10 @@ def test_flops_of_lln_grow_linearly_inside_its_operator(causal: bool) -> None:
     def flops(length: int) -> int:
         q, k, v, grad = torch.randn(4, 1, 1, length, 16).unbind(0)
         scale = torch.ones(1, 1, 16)
-        nothing = (None,) * 6
+        operands = Operands(q, k, v, scale, scale, is_causal=causal)
         with FlopCounterMode(display=False) as counter:
-            out, *state = chunked.forward(q, k, v, scale, scale, *nothing, causal)
-            chunked.backward(grad, out, q, k, v, scale, scale, *nothing, *state, causal, False)
+            out, state = chunked.forward(operands)
+            chunked.backward(grad, out, operands, state, False)
         return counter.get_total_flops()
 
     assert growth(flops, LENGTHS) <= LIMITS["linear"]

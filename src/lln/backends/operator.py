@@ -10,33 +10,71 @@ Backward, with t_i = dout_i / den_i and delta_i = (dout_i . out_i) / den_i, wher
     db_jl = sum_i exp(a_il + b_jl) (t_i . v_j - delta_i)        dk = beta  db, dbeta  = sum_j db k
     dv_j  = sum_i s_ij t_i
 
-A backend supplies `forward` and `backward` as plain functions on tensors; `define` makes them operators that
+A backend supplies `forward` and `backward` as plain functions of `Operands`; `define` makes them operators that
 `torch.compile`, `torch.export`, autograd and `torch.vmap` understand.
-
-Shapes. q (B, Hq, Nq, D), k (B, Hk, Nk, D), v (B, Hk, Nk, Dv), Hq a multiple of Hk, any strides. alpha and bias (S, Hq, D),
-beta (S, Hk, D), in the compute dtype (float64 for float64 inputs, else float32); S is the number of packed sequences,
-or B. key_mask (B, Nk) bool, True where a key counts. cu_seqlens (S + 1,) int64; then B = 1. start_* is the state to go on
-from: maximum (B, Hk, D) with -inf for "no key yet", summed (B, Hk, D, Dv), normaliser (B, Hk, D).
-
-Forward returns the output and the state after the last key, relative to its own maximum c:
-c_l = max_j b_jl, summed = sum_j exp(b_j - c) v_j^T, normaliser = sum_j exp(b_j - c); where there is no key, -inf, 0, 0.
-The state carries no gradient: it is a constant for the piece that starts from it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
-Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 NO_DOUBLE_BACKWARD = (
     "LLN attention has no double backward: its gradient is computed by a kernel that is not itself differentiable. "
     "Call backward without create_graph=True, or use backend='oracle', which is differentiable to any order."
 )
+
+
+class State(NamedTuple):
+    """The sums over the keys so far, relative to their maximum c; where there is no key, -inf, 0, 0.
+
+    A state carries no gradient: it is a constant for the piece that starts from it. S is as in `Operands`.
+    """
+
+    maximum: Tensor  # c_l = max_j b_jl, (S, Hk, D)
+    summed: Tensor  # sum_j exp(b_j - c) v_j^T, (S, Hk, D, Dv)
+    normaliser: Tensor  # sum_j exp(b_j - c), (S, Hk, D)
+
+    @staticmethod
+    def without_keys(beta: Tensor, value_dim: int) -> "State":
+        summed = beta.new_zeros(*beta.shape, value_dim)
+        return State(torch.full_like(beta, -torch.inf), summed, torch.zeros_like(beta))
+
+    @staticmethod
+    def uninitialised(beta: Tensor, value_dim: int) -> "State":
+        shape = beta.shape
+        return State(beta.new_empty(*shape), beta.new_empty(*shape, value_dim), beta.new_empty(*shape))
+
+
+class Operands(NamedTuple):
+    """What the operator is applied to. Hq is a multiple of Hk; S is the number of packed sequences, or B.
+
+    Strides are any. alpha, beta, bias and start are in the compute dtype: float64 for float64 inputs, else float32.
+    """
+
+    q: Tensor  # (B, Hq, Nq, D)
+    k: Tensor  # (B, Hk, Nk, D)
+    v: Tensor  # (B, Hk, Nk, Dv)
+    alpha: Tensor  # (S, Hq, D)
+    beta: Tensor  # (S, Hk, D)
+    bias: Tensor | None = None  # w, (S, Hq, D)
+    key_mask: Tensor | None = None  # (B, Nk) bool, True where a key counts
+    cu_seqlens: Tensor | None = None  # (S + 1,) int64; then B = 1
+    start: State | None = None  # the state to go on from
+    is_causal: bool = False
+
+    def by_key_head(self, x: Tensor) -> Tensor:
+        """(B, Hq, ...) as (B, Hk, groups, ...): query head h reads key head h // groups."""
+        return x.unflatten(1, (self.k.shape[1], -1))
+
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # of q, k, v, alpha, beta, bias
+Forward = Callable[[Operands], tuple[Tensor, State]]  # the output, and the state after the last key
+# From the output's gradient, the output, and the state that forward left; where the last argument, `parameter_grads`, is
+# False, nobody reads the gradients of alpha, beta and bias.
+Backward = Callable[[Tensor, Tensor, Operands, State, bool], Gradients]
 
 
 @dataclass(frozen=True)
@@ -77,11 +115,11 @@ def define(name: str, forward: Forward, backward: Backward) -> Operator:
         start_normaliser: Tensor | None,
         is_causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        start = _start(start_maximum, start_summed, start_normaliser)
+        x = Operands(q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start, is_causal)
         with torch.autocast(q.device.type, enabled=False):
-            return forward(
-                q, k, v, alpha, beta, bias, key_mask, cu_seqlens,
-                start_maximum, start_summed, start_normaliser, is_causal,
-            )  # fmt: skip
+            out, state = forward(x)
+        return out, *state
 
     def backward_body(
         grad: Tensor,
@@ -103,11 +141,10 @@ def define(name: str, forward: Forward, backward: Backward) -> Operator:
         is_causal: bool,
         parameter_grads: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        start = _start(start_maximum, start_summed, start_normaliser)
+        x = Operands(q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start, is_causal)
         with torch.autocast(q.device.type, enabled=False):
-            return backward(
-                grad, out, q, k, v, alpha, beta, bias, key_mask, cu_seqlens,
-                start_maximum, start_summed, start_normaliser, maximum, summed, normaliser, is_causal, parameter_grads,
-            )  # fmt: skip
+            return backward(grad, out, x, State(maximum, summed, normaliser), parameter_grads)
 
     run_forward = torch.library.custom_op(f"lln::{name}_forward", forward_body, mutates_args=())
     run_backward = torch.library.custom_op(f"lln::{name}_backward", backward_body, mutates_args=())
@@ -120,14 +157,14 @@ def define(name: str, forward: Forward, backward: Backward) -> Operator:
     return Operator(name, run_forward)
 
 
+def _start(maximum: Tensor | None, summed: Tensor | None, normaliser: Tensor | None) -> State | None:
+    if maximum is None or summed is None or normaliser is None:
+        return None
+    return State(maximum, summed, normaliser)
+
+
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    sequences, key_heads, dim = beta.shape
-    return (
-        empty_output(q, v.shape[-1]),
-        beta.new_empty(sequences, key_heads, dim),
-        beta.new_empty(sequences, key_heads, dim, v.shape[-1]),
-        beta.new_empty(sequences, key_heads, dim),
-    )
+    return empty_output(q, v.shape[-1]), *State.uninitialised(beta, v.shape[-1])
 
 
 def _fake_backward(

@@ -14,8 +14,6 @@ number of packed sequences, or the batch size where nothing is packed.
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, Tensor, Tensor]  # running maximum (B, Hk, D), summed (B, Hk, D, Dv), normaliser (B, Hk, D)
-
 
 def attention(
     q: Tensor,

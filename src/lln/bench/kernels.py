@@ -3,7 +3,6 @@
 Lengths, forward and forward + backward, numbers of threads: one interleaved run each, B = 1, 12 heads of 64, float32.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from lln.attention import lln_attention, lln_diag_attention
 from lln.backends import native
+from lln.backends.operator import Operands, State
 from lln.bench import roofline
 from lln.bench.memory import peak_extra_bytes
 from lln.bench.operator import ALPHA, BETA, eager
@@ -170,10 +170,10 @@ def measure_decode(plan: Plan, steps: int = 300) -> dict[str, Any]:
     token = torch.randn(1, heads, 1, dim)
     functions: dict[str, Callable[[], Any]] = {}
     for position in (1000, plan.long_length):
-        state = [torch.full((1, heads, dim), -math.inf), torch.zeros(1, heads, dim, dim), torch.zeros(1, heads, dim)]
+        state = State.without_keys(scale, dim)
         for start in range(0, position, 50_000):
             piece = torch.randn(1, heads, min(50_000, position - start), dim)
-            _, *state = native.forward(piece, piece, piece, scale, scale, None, None, None, *state, True)  # type: ignore[call-arg, arg-type]
+            _, state = native.forward(Operands(piece, piece, piece, scale, scale, start=state, is_causal=True))
         functions[str(position)] = _decoder(token, scale, state)
     timings = interleaved(functions, repeats=steps, warmup=20)
     early, late = (timings[str(position)] for position in (1000, plan.long_length))
@@ -184,5 +184,5 @@ def measure_decode(plan: Plan, steps: int = 300) -> dict[str, Any]:
     }
 
 
-def _decoder(token: Tensor, scale: Tensor, state: list[Tensor]) -> Callable[[], Any]:
-    return lambda: native.forward(token, token, token, scale, scale, None, None, None, *state, True)  # type: ignore[call-arg, arg-type]
+def _decoder(token: Tensor, scale: Tensor, state: State) -> Callable[[], Any]:
+    return lambda: native.forward(Operands(token, token, token, scale, scale, start=state, is_causal=True))

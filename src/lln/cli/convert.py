@@ -8,32 +8,31 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lln.cli.hf_options import Join, MaxLength, Model, TestData, Threads
 from lln.results import write_result
 
 
 def convert(
-    model: Annotated[
-        str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer, or a .gguf file.")
-    ],
+    model: Model,
     data: Annotated[
         Path, typer.Option(exists=True, help="Texts to calibrate on: a line each, or JSON lines (.xz too).")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the converted model and convert.json.")] = Path(
         "runs/converted"
     ),
-    test_data: Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")] = None,
+    test_data: TestData = None,
     attention: Annotated[str, typer.Option(help="lln_diag or lln.")] = "lln_diag",
     block_size: Annotated[int, typer.Option(min=1, help="Block size of lln_diag.")] = 64,
     keep_softmax: Annotated[list[int] | None, typer.Option(help="Layers that stay softmax; may be repeated.")] = None,
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
     test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")] = 512,
-    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")] = 0,
+    max_length: MaxLength = 512,
+    join: Join = 0,
     distil: Annotated[int, typer.Option(min=0, help="Steps of training to follow the original, after converting.")] = 0,
     distil_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to distil on.")] = 480,
     compare: Annotated[bool, typer.Option(help="Also measure other ways to convert, side by side.")] = False,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too (Linux).")] = True,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
 ) -> None:
     """Convert MODEL, measure similarity (encoders) or perplexity (causal models), time and memory, and save it."""

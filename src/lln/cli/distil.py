@@ -7,18 +7,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lln.cli.hf_options import Join, MaxLength, Model, TestData, Threads
 from lln.results import write_result
 
 
 def distil(
-    model: Annotated[
-        str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer, or a .gguf file.")
-    ],
+    model: Model,
     data: Annotated[Path, typer.Option(exists=True, help="Texts to train on: a line each, or JSON lines (.xz too).")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints and the model; an interrupted run goes on.")] = Path(
         "runs/distilled"
     ),
-    test_data: Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")] = None,
+    test_data: TestData = None,
     result: Annotated[Path | None, typer.Option(help="JSON to write; default: distil.json in --out.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps, of one batch each.")] = 960,
     end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: two thirds.")] = None,
@@ -28,12 +27,12 @@ def distil(
     low_rank: Annotated[int, typer.Option(min=0, help="Rank of updates of the projections (peft); 0: none.")] = 0,
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to train on.")] = 960,
     test_texts: Annotated[int, typer.Option(min=3, help="Long and as many short texts to measure on.")] = 48,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")] = 512,
-    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")] = 0,
+    max_length: MaxLength = 512,
+    join: Join = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Long texts a step; of short ones three times as many.")] = 4,
     layer_texts: Annotated[int, typer.Option(min=0, help="Texts to measure layer by layer on; 0: not.")] = 0,
     classify: Annotated[int, typer.Option(min=0, help="Labelled texts for a logistic regression; 0: none.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of the order of the texts.")] = 0,
 ) -> None:
     """Convert MODEL, distil it, and measure its embeddings (encoders) or perplexity (causal models), and its run time."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lln.backends.chunked.tiles import counting, exponents, keep, read, spans
-from lln.backends.operator import empty_output
+from lln.backends.operator import Gradients, Operands, State, empty_output
 
 
 def tile_rows(device: torch.device) -> int:
@@ -23,61 +23,47 @@ def tile_rows(device: torch.device) -> int:
     return 128 if device.type == "cpu" else 1024
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, bias: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(x: Operands) -> tuple[Tensor, State]:
+    q, k, v, beta = x.q, x.k, x.v, x.beta
     tile, dtype = tile_rows(q.device), beta.dtype
-    maximum = _key_maximum(k, beta, key_mask, tile)  # (B, Hk, D)
+    maximum = _key_maximum(k, beta, x.key_mask, tile)  # (B, Hk, D)
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     summed = beta.new_zeros(*beta.shape, v.shape[-1])  # (B, Hk, D, Dv)
     normaliser = torch.zeros_like(beta)
     for span in spans(k.shape[2], tile):
-        counts = counting(key_mask, span, tile, k)
+        counts = counting(x.key_mask, span, tile, k)
         g = _key_features(k, beta, shift, counts, span, tile)  # (B, Hk, tile, D)
         values = keep(read(v, span, tile, dtype), counts)
         summed += g.mT @ values
         normaliser += g.sum(dim=-2)
 
     out = empty_output(q, v.shape[-1])
-    grouped_q, grouped_out = _by_key_head(q, k), _by_key_head(out, k)
-    offset = _query_offset(shift, bias, alpha)
-    scale = alpha.unflatten(1, (k.shape[1], -1))
+    grouped_q, grouped_out = x.by_key_head(q), x.by_key_head(out)
+    offset, scale = _query_offset(shift, x), x.by_key_head(x.alpha)
     for span in spans(q.shape[2], tile):
         f = _query_features(grouped_q, scale, offset, span, tile)  # (B, Hk, groups, tile, D)
         denominator = _denominator(f, normaliser)
         rows = (f @ summed[:, :, None]) / denominator
         grouped_out[..., span, :] = rows[..., : span.stop - span.start, :]
-    return out, maximum, summed, normaliser
+    return out, State(maximum, summed, normaliser)
 
 
-def backward(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    maximum: Tensor,
-    summed: Tensor,
-    normaliser: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, out: Tensor, x: Operands, state: State) -> Gradients:
     """The gradients of `operator`'s docstring with the sums over pairs done through the states:
 
     da_i = f_i * (S t_i - z delta_i);  dS = sum_i f_i t_i^T, dz = -sum_i f_i delta_i
     db_j = g_j * (dS v_j + dz);        dv_j = dS^T g_j
     """
-    tile, dtype, key_heads = tile_rows(q.device), beta.dtype, k.shape[1]
+    q, k, v, beta = x.q, x.k, x.v, x.beta
+    maximum, summed, normaliser = state
+    tile, dtype = tile_rows(q.device), beta.dtype
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     dq, dk, dv = empty_output(q, q.shape[-1]), empty_output(k, k.shape[-1]), empty_output(v, v.shape[-1])
     dsummed, dnormaliser = torch.zeros_like(summed), torch.zeros_like(normaliser)
-    offset, scale = _query_offset(shift, bias, alpha), alpha.unflatten(1, (key_heads, -1))
+    offset, scale = _query_offset(shift, x), x.by_key_head(x.alpha)
     dscale, doffset = torch.zeros_like(scale), torch.zeros_like(scale)
 
-    grouped_q, grouped_dq = _by_key_head(q, k), _by_key_head(dq, k)
-    grouped_grad, grouped_out = _by_key_head(grad, k), _by_key_head(out, k)
+    grouped_q, grouped_dq, grouped_grad, grouped_out = (x.by_key_head(t) for t in (q, dq, grad, out))
     for span in spans(q.shape[2], tile):
         f = _query_features(grouped_q, scale, offset, span, tile)  # (B, Hk, groups, tile, D)
         denominator = _denominator(f, normaliser)
@@ -94,7 +80,7 @@ def backward(
 
     dbeta = torch.zeros_like(beta)
     for span in spans(k.shape[2], tile):
-        counts = counting(key_mask, span, tile, k)
+        counts = counting(x.key_mask, span, tile, k)
         g = _key_features(k, beta, shift, counts, span, tile)
         values = keep(read(v, span, tile, dtype), counts)
         db = g * (values @ dsummed.mT + dnormaliser[:, :, None])
@@ -105,15 +91,10 @@ def backward(
     return dq, dk, dv, dscale.flatten(1, 2), dbeta, doffset.flatten(1, 2)
 
 
-def _by_key_head(x: Tensor, k: Tensor) -> Tensor:
-    """(B, Hq, N, D) as (B, Hk, groups, N, D): query head h reads key head h // groups."""
-    return x.unflatten(1, (k.shape[1], -1))
-
-
-def _query_offset(shift: Tensor, bias: Tensor | None, alpha: Tensor) -> Tensor:
+def _query_offset(shift: Tensor, x: Operands) -> Tensor:
     """w + c, (B, Hk, groups, D)."""
-    grouped = shift[:, :, None].expand(-1, -1, alpha.shape[1] // shift.shape[1], -1)
-    return grouped if bias is None else grouped + bias.unflatten(1, (shift.shape[1], -1))
+    grouped = shift[:, :, None].expand(-1, -1, x.alpha.shape[1] // shift.shape[1], -1)
+    return grouped if x.bias is None else grouped + x.by_key_head(x.bias)
 
 
 def _query_features(q: Tensor, scale: Tensor, offset: Tensor, span: slice, tile: int) -> Tensor:

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from lln.backends.chunked.tiles import counting, exponents, keep, read, spans
-from lln.backends.operator import empty_output
+from lln.backends.operator import Gradients, Operands, State, empty_output
 
 GROWTH = 64.0  # natural log; e^64 leaves room in float32 for sums over any length
 TILE = 64
-Start = tuple[Tensor, Tensor, Tensor] | None  # maximum (B, Hk, D), summed (B, Hk, D, Dv), normaliser (B, Hk, D)
 
 
 class Segment(NamedTuple):
@@ -59,47 +58,40 @@ class Tile(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """The operator's inputs, read tile by tile."""
+    """The operands, read tile by tile."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    alpha: Tensor
-    beta: Tensor
-    bias: Tensor | None
-    key_mask: Tensor | None
-    tile_rows: int
+    x: Operands
 
-    def grouped(self, x: Tensor) -> Tensor:
-        """(B, Hq, ...) as (B, Hk, groups, ...): query head h reads key head h // groups."""
-        return x.unflatten(1, (self.k.shape[1], -1))
+    @property
+    def tile_rows(self) -> int:
+        """A single step from a state, as in decoding, is not worth a whole tile."""
+        return 1 if self.x.start is not None and self.x.q.shape[2] == 1 else TILE
+
+    def rows(self, t: Tensor, span: slice) -> Tensor:
+        return read(t, span, self.tile_rows, self.x.beta.dtype)
 
     def tile(self, span: slice) -> Tile:
-        size, dtype = self.tile_rows, self.beta.dtype
-        counts = counting(self.key_mask, span, size, self.k)
-        q = read(self.grouped(self.q), span, size, dtype)
-        a = q * self.grouped(self.alpha)[..., None, :]
-        if self.bias is not None:
-            a = a + self.grouped(self.bias)[..., None, :]
-        k = keep(read(self.k, span, size, dtype), counts)
-        v = keep(read(self.v, span, size, dtype), counts)
-        return Tile(span, q, a, k, exponents(k, self.beta, counts), v)
+        x = self.x
+        counts = counting(x.key_mask, span, self.tile_rows, x.k)
+        q = self.rows(x.by_key_head(x.q), span)
+        a = q * x.by_key_head(x.alpha)[..., None, :]
+        if x.bias is not None:
+            a = a + x.by_key_head(x.bias)[..., None, :]
+        k = keep(self.rows(x.k, span), counts)
+        v = keep(self.rows(x.v, span), counts)
+        return Tile(span, q, a, k, exponents(k, x.beta, counts), v)
 
     def tiles(self) -> Iterator[Tile]:
-        for span in spans(self.q.shape[2], self.tile_rows):
+        for span in spans(self.x.q.shape[2], self.tile_rows):
             yield self.tile(span)
 
 
-class State:
+class RunningState:
     """The sums over all earlier keys: S and z relative to `reference`, and the running maximum."""
 
-    def __init__(self, beta: Tensor, value_dim: int, start: Start) -> None:
-        if start is None:
-            self.maximum = torch.full_like(beta, -torch.inf)
-            self.summed = beta.new_zeros(*beta.shape, value_dim)
-            self.normaliser = torch.zeros_like(beta)
-        else:
-            self.maximum, self.summed, self.normaliser = (x.clone() for x in start)
+    def __init__(self, x: Operands) -> None:
+        start = State.without_keys(x.beta, x.v.shape[-1]) if x.start is None else (t.clone() for t in x.start)
+        self.maximum, self.summed, self.normaliser = start
         self.reference = self.maximum
 
     def shifts(self, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -119,10 +111,9 @@ class State:
         self.normaliser = self.normaliser + g.sum(dim=-2)[:, :, 0]
 
 
-def forward(sequence: Sequence, start: Start) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out = empty_output(sequence.q, sequence.v.shape[-1])
-    state = State(sequence.beta, sequence.v.shape[-1], start)
-    for tile in sequence.tiles():
+def forward(x: Operands) -> tuple[Tensor, State]:
+    out, state = empty_output(x.q, x.v.shape[-1]), RunningState(x)
+    for tile in Sequence(x).tiles():
         running, row_shift = state.shifts(tile)
         total: Tensor | None = None
         for segment in segments(running):
@@ -135,9 +126,10 @@ def forward(sequence: Sequence, start: Start) -> tuple[Tensor, Tensor, Tensor, T
             state.add(g, tile.v)
         state.maximum = running[:, :, -1]
         assert total is not None
-        sequence.grouped(out)[..., tile.span, :] = tile.cut(total)
+        x.by_key_head(out)[..., tile.span, :] = tile.cut(total)
     state.rescale(state.maximum)
-    return out, state.maximum.clone(memory_format=torch.contiguous_format), state.summed, state.normaliser
+    maximum = state.maximum.clone(memory_format=torch.contiguous_format)
+    return out, State(maximum, state.summed, state.normaliser)
 
 
 class Trace(NamedTuple):
@@ -149,23 +141,19 @@ class Trace(NamedTuple):
     denominator: Tensor  # (B, Hk, groups, C, 1)
 
 
-def backward(
-    grad: Tensor, out: Tensor, sequence: Sequence, start: Start
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dalpha, dbias, traces = _query_gradients(grad, out, sequence, start)
+def backward(grad: Tensor, out: Tensor, x: Operands) -> Gradients:
+    sequence = Sequence(x)
+    dq, dalpha, dbias, traces = _query_gradients(grad, out, sequence)
     dk, dv, dbeta = _key_gradients(grad, out, sequence, traces)
     return dq, dk, dv, dalpha, dbeta, dbias
 
 
-def _query_gradients(
-    grad: Tensor, out: Tensor, sequence: Sequence, start: Start
-) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
+def _query_gradients(grad: Tensor, out: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor, Tensor, list[Trace]]:
     """da_i = f_i * (S_i t_i - z_i delta_i), in order, since S_i and z_i sum the keys up to i."""
-    dq = empty_output(sequence.q, sequence.q.shape[-1])
-    scale = sequence.grouped(sequence.alpha)
+    x = sequence.x
+    dq, scale = empty_output(x.q, x.q.shape[-1]), x.by_key_head(x.alpha)
     dscale, doffset = torch.zeros_like(scale), torch.zeros_like(scale)
-    state = State(sequence.beta, sequence.v.shape[-1], start)
-    traces = []
+    state, traces = RunningState(x), []
     for tile in sequence.tiles():
         running, row_shift = state.shifts(tile)
         dout, dot = _row_gradients(grad, out, sequence, tile.span)
@@ -185,7 +173,7 @@ def _query_gradients(
             parts.append(segment)
         state.maximum = running[:, :, -1]
         traces.append(Trace(tile.span, parts, row_shift, denominators))
-        sequence.grouped(dq)[..., tile.span, :] = tile.cut(da * scale[..., None, :])
+        x.by_key_head(dq)[..., tile.span, :] = tile.cut(da * scale[..., None, :])
         dscale += (da * tile.q).sum(dim=-2)
         doffset += da.sum(dim=-2)
     return dq, dscale.flatten(1, 2), doffset.flatten(1, 2), traces
@@ -196,7 +184,7 @@ def _key_gradients(grad: Tensor, out: Tensor, sequence: Sequence, traces: list[T
 
     db_j = g_j * (U_j v_j - y_j),    dv_j = U_j^T g_j
     """
-    k, v, beta = sequence.k, sequence.v, sequence.beta
+    k, v, beta = sequence.x.k, sequence.x.v, sequence.x.beta
     dk, dv = empty_output(k, k.shape[-1]), empty_output(v, v.shape[-1])
     dbeta = torch.zeros_like(beta)
     later_u, later_y = beta.new_zeros(*beta.shape, v.shape[-1]), torch.zeros_like(beta)
@@ -252,13 +240,12 @@ def _outgrown(running: Tensor, reference: Tensor) -> Tensor:
     return (running - reference[:, :, None] > GROWTH).any(dim=-1)
 
 
-def _denominator(f: Tensor, weights: Tensor, state: State) -> Tensor:
+def _denominator(f: Tensor, weights: Tensor, state: RunningState) -> Tensor:
     denominator = f @ state.normaliser[:, :, None, :, None] + weights.sum(dim=-1, keepdim=True)
     return torch.where(denominator == 0, 1.0, denominator)  # no key yet: the row's numerator is 0 too
 
 
 def _row_gradients(grad: Tensor, out: Tensor, sequence: Sequence, span: slice) -> tuple[Tensor, Tensor]:
     """dout_i and dout_i . out_i."""
-    dout = read(sequence.grouped(grad), span, sequence.tile_rows, sequence.beta.dtype)
-    rows = read(sequence.grouped(out), span, sequence.tile_rows, sequence.beta.dtype)
+    dout, rows = (sequence.rows(sequence.x.by_key_head(t), span) for t in (grad, out))
     return dout, (dout * rows).sum(dim=-1, keepdim=True)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lln.backends.native.arguments import DTYPES, NO_TENSOR, address, call, dense, empty_result, mask, strided
 from lln.backends.native.library import PROBLEM_WORDS, UnusableError, library
+from lln.backends.operator import Gradients, Operands, State
 
 _NO_GRADIENTS = NO_TENSOR * 4 + (0, 0, 0)
 
@@ -30,66 +31,25 @@ def supports(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    start_maximum: Tensor | None,
-    start_summed: Tensor | None,
-    start_normaliser: Tensor | None,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(x: Operands) -> tuple[Tensor, State]:
     """Output and state after the last key; see `lln.backends.operator`."""
-    sequences, key_heads, dim = beta.shape
-    value_dim = v.shape[-1]
-    out = empty_result(q, value_dim)
-    maximum = beta.new_empty(sequences, key_heads, dim)
-    summed = beta.new_empty(sequences, key_heads, dim, value_dim)
-    normaliser = beta.new_empty(sequences, key_heads, dim)
-    held, words = _arguments(
-        q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start_maximum, start_summed, start_normaliser,
-        maximum, summed, normaliser, out, is_causal, False,
-    )  # fmt: skip
+    out = empty_result(x.q, x.v.shape[-1])
+    state = State.uninitialised(x.beta, x.v.shape[-1])
+    held, words = _arguments(x, state, out, False)
     call("forward", words + _NO_GRADIENTS, PROBLEM_WORDS)
     del held
-    return out, maximum, summed, normaliser
+    return out, state
 
 
-def backward(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    start_maximum: Tensor | None,
-    start_summed: Tensor | None,
-    start_normaliser: Tensor | None,
-    maximum: Tensor,
-    summed: Tensor,
-    normaliser: Tensor,
-    is_causal: bool,
-    parameter_grads: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, out: Tensor, x: Operands, state: State, parameter_grads: bool) -> Gradients:
     """Gradients of q, k, v, alpha, beta and bias; the last three mean nothing unless `parameter_grads`."""
-    dq, dk, dv = (empty_result(x, x.shape[-1]) for x in (q, k, v))
-    dalpha, dbeta, dbias = torch.empty_like(alpha), torch.empty_like(beta), torch.empty_like(alpha)
-    parameters = [torch.empty(x.shape, dtype=torch.float32) for x in (alpha, beta, alpha)] if parameter_grads else []
-    held, words = _arguments(
-        q, k, v, alpha, beta, bias, key_mask, cu_seqlens, start_maximum, start_summed, start_normaliser,
-        maximum.contiguous(), summed.contiguous(), normaliser.contiguous(), out, is_causal, parameter_grads,
-    )  # fmt: skip
+    dq, dk, dv = (empty_result(t, t.shape[-1]) for t in (x.q, x.k, x.v))
+    of = (x.alpha, x.beta, x.alpha)
+    dalpha, dbeta, dbias = (torch.empty_like(t) for t in of)
+    parameters = [torch.empty(t.shape, dtype=torch.float32) for t in of] if parameter_grads else []
+    held, words = _arguments(x, State(*(t.contiguous() for t in state)), out, parameter_grads)
     gradients = (*strided(grad), *strided(dq), *strided(dk), *strided(dv))
-    call("backward", words + gradients + (tuple(x.data_ptr() for x in parameters) or (0, 0, 0)), PROBLEM_WORDS)
+    call("backward", words + gradients + (tuple(t.data_ptr() for t in parameters) or (0, 0, 0)), PROBLEM_WORDS)
     for target, computed in zip((dalpha, dbeta, dbias), parameters, strict=False):
         target.copy_(computed)
     del held
@@ -97,35 +57,20 @@ def backward(
 
 
 def _arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    bias: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    start_maximum: Tensor | None,
-    start_summed: Tensor | None,
-    start_normaliser: Tensor | None,
-    maximum: Tensor,
-    summed: Tensor,
-    normaliser: Tensor,
-    out: Tensor,
-    is_causal: bool,
-    parameter_grads: bool,
+    x: Operands, state: State, out: Tensor, parameter_grads: bool
 ) -> tuple[list[Tensor | None], tuple[int, ...]]:
     """The fields of `Problem` up to `out`, and the tensors that must outlive the call."""
-    _check(q, k, v, is_causal)
-    small = [dense(x) for x in (cu_seqlens, alpha, beta, bias, start_maximum, start_summed, start_normaliser)]
-    at = [address(x) for x in small]
+    q, k, v = x.q, x.k, x.v
+    _check(q, k, v, x.is_causal)
+    small = [dense(t) for t in (x.cu_seqlens, x.alpha, x.beta, x.bias, *(x.start or (None, None, None)))]
+    at = [address(t) for t in small]
     words = (
-        torch.get_num_threads(), DTYPES[q.dtype], int(is_causal), int(parameter_grads),
-        beta.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-        at[0], *mask(key_mask), *at[1:], maximum.data_ptr(), summed.data_ptr(), normaliser.data_ptr(),
+        torch.get_num_threads(), DTYPES[q.dtype], int(x.is_causal), int(parameter_grads),
+        x.beta.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+        at[0], *mask(x.key_mask), *at[1:], *(t.data_ptr() for t in state),
         *strided(q), *strided(k), *strided(v), *strided(out),
     )  # fmt: skip
-    return [*small, maximum, summed, normaliser], words
+    return [*small, *state], words
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lln.zoo import kernels
-from lln.zoo.card import Card
-from lln.zoo.mechanism import Mechanism
+from lln.zoo.feature_kernel import FeatureKernel, card
 from lln.zoo.registry import register
 
 
@@ -24,31 +22,17 @@ class Options:
 
 
 @register(
-    Card(
+    card(
         name="elu",
         title="Linear attention, ELU + 1",
         reference="Katharopoulos et al. 2020",
         equation="f(q) (f(k)ᵀ v) / f(q) f(k)ᵀ 1, f = elu + 1",
-        time="N d²",
-        memory="N d",
-        growth="linear",
-        causal=True,
-        cross=True,
-        dense=True,
-        equivariant=True,
     ),
     Options,
 )
-class Elu(Mechanism):
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        return kernels.normalised(feature(q), feature(k), v, key_mask, is_causal)
-
-    def matrix(
-        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        return kernels.matrix(feature(q), feature(k), key_mask, is_causal)
+class Elu(FeatureKernel):
+    def feature(self, x: Tensor) -> Tensor:
+        return feature(x)
 
 
 class EluPlusOne(torch.autograd.Function):

@@ -71,6 +71,11 @@ def test_a_wrong_attention_is_refused_with_what_fits(attention: str, told: str, 
     assert told in invoke("reproduce", "table3", "--attention", attention, "--out", str(tmp_path), expected=2)
 
 
+def test_wrong_lengths_are_refused_with_what_fits(tmp_path: Path) -> None:
+    text = invoke("reproduce", "length", "--lengths", "1024,4k", "--out", str(tmp_path), expected=2)
+    assert "whole numbers with commas between" in text and "'4k'" in text
+
+
 def test_the_paper_presets_are_the_papers_sizes() -> None:
     from lln.experiments import fig8, lra, table1, table3
 

@@ -30,18 +30,22 @@ RecallOption = Annotated[list[str] | None, typer.Option(help="recall, needle; re
 LengthsOption = Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")]
 
 
+def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any) -> None:
+    """The experiment's runs under progress bars; its JSON, tables and plot."""
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        found: dict[str, Any] = experiment.run(settings, folder, source=choice.data, watcher=bars, **more)
+        return found
+
+    start(name, choice.out, run, getattr(experiment, "draw", None))
+
+
 def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: KeepOption = False) -> None:
     """Pre-training: masked-language-model loss and gradients of softmax, LLN and others."""
     from lln.experiments import fig8 as experiment
 
     settings = choice.settings(experiment.PRESETS)
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(
-            settings, folder, source=choice.data, tokenizer=tokenizer, watcher=bars, keep_models=keep_models
-        )
-
-    start("fig8", choice.out, run, experiment.draw)
+    _run("fig8", choice, experiment, settings, tokenizer=tokenizer, keep_models=keep_models)
 
 
 def table1(
@@ -63,11 +67,7 @@ def table1(
         validation_rows=choice.validation_rows or before.validation_rows,
     )
     settings = replace(settings, pretraining=pretraining)
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, corpus=corpus, pretrained=pretrained, watcher=bars)
-
-    start("table1", choice.out, run)
+    _run("table1", choice, experiment, settings, corpus=corpus, pretrained=pretrained)
 
 
 def table3(choice: Choice) -> None:
@@ -86,11 +86,7 @@ def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = ()) -> Non
     from lln.experiments import table3 as experiment
 
     settings = choice.settings(experiment.PRESETS, contestants)
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, watcher=bars)
-
-    start(name, choice.out, run, experiment.draw)
+    _run(name, choice, experiment, settings)
 
 
 def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
@@ -98,24 +94,19 @@ def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
     from lln.experiments import lra as experiment
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, watcher=bars)
-
-    start("lra", choice.out, run)
+    _run("lra", choice, experiment, settings)
 
 
 def length(choice: Choice, *, task: RecallOption = None, lengths: LengthsOption = None) -> None:
     """Open question: quality against length, for associative recall and a needle in noise."""
     from lln.experiments import length as experiment
 
-    numbers = tuple(int(x) for x in lengths.split(",")) if lengths else ()
+    wrong = [x for x in (lengths or "").split(",") if x and not x.strip().isdigit()]
+    if wrong:
+        raise typer.BadParameter(f"lengths are whole numbers with commas between, as in 1024,4096; got {wrong[0]!r}")
+    numbers = tuple(int(x) for x in (lengths or "").split(",") if x)
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()), lengths=numbers)
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, watcher=bars)
-
-    start("length", choice.out, run, experiment.draw)
+    _run("length", choice, experiment, settings)
 
 
 def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
@@ -124,11 +115,7 @@ def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
     from lln.experiments import sensitivity as experiment
 
     settings = choice.settings(lra.PRESETS, experiment.CONTESTANTS, tasks=tuple(task or experiment.TASKS))
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, watcher=bars)
-
-    start("sensitivity", choice.out, run, experiment.draw)
+    _run("sensitivity", choice, experiment, settings)
 
 
 def gaussian(choice: Choice) -> None:
@@ -139,11 +126,7 @@ def gaussian(choice: Choice) -> None:
     chosen = choice.settings(pretraining, experiment.Settings.contestants)
     before = experiment.PRESETS[choice.preset.value]
     settings = replace(before, pretraining=chosen, contestants=chosen.contestants, seeds=chosen.seeds)
-
-    def run(folder: Path, bars: Any) -> dict[str, Any]:
-        return experiment.run(settings, folder, source=choice.data, watcher=bars)
-
-    start("gaussian", choice.out, run, experiment.draw)
+    _run("gaussian", choice, experiment, settings)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -128,7 +128,7 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
         own = [r for r in results if r["label"] == label]
         gained = gains(results, label, "softmax", _minus_loss)
         mean, spread = mean_and_spread(losses)
-        norms = [x["grad_norm"] for r in own for x in r["history"] if "grad_norm" in x]
+        norms = gradient_norms(own)
         steps = [r["seconds_per_step"] for r in own if r["seconds_per_step"]]
         rows.append([
             label, round(mean, 4), round(spread, 4), len(losses),
@@ -154,6 +154,16 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def gradient_norms(results: list[dict[str, Any]]) -> list[float]:
+    """At the steps that are logged whether a probe watches the run or not."""
+    return [
+        x["grad_norm"]
+        for r in results
+        for x in r["history"]
+        if "grad_norm" in x and x["step"] % r["budget"]["log_every"] == 0
+    ]
+
+
 def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
     runs = by_label(results, "loss")
     losses = {label: mean_and_spread(values) for label, values in runs.items()}
@@ -171,7 +181,7 @@ def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
             )
             found.append(Verdict(f"the loss of {name} follows softmax's (A.8.1)", outcome, numbers))
     norms = {
-        name: max(x["grad_norm"] for r in results if r["label"] == name for x in r["history"] if "grad_norm" in x)
+        name: max(gradient_norms([r for r in results if r["label"] == name]))
         for name in ("softmax", "lln", "lln_diag")
         if name in losses
     }

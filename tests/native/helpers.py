@@ -1,6 +1,6 @@
 """Calls of the native kernel with random inputs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Call:
         return Operands(self.q, self.k, self.v, *parameters, self.key_mask, is_causal=self.causal)
 
     def forward(self, start: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, state = native.forward(replace(self.operands, start=State(*start) if start else None))
+        out, state = native.forward(self.operands._replace(start=State(*start) if start else None))
         return out, *state
 
     def backward(self) -> tuple[Tensor, ...]:

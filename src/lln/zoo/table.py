@@ -54,8 +54,8 @@ matrix, unlike the paper's. `flash` and `tnn` replace the feed-forward layer, so
 Why others are ahead where they are: `relu` and `quadratic` take no exponentials, the TransNormers' last layer (the one that is
 measured alone) has no denominator, and none of them measures moments; `block_diagonal` is a part of LLN+Diag; `nystromformer`
 multiplies by 64 landmarks in plain matrix products. At the RoBERTa shape the four projections of the attention layer are 4.7
-million operations a token and LLN's own products 0.2 million, so the linear members lie close together, and their order there
-changes from run to run.
+million operations a token and LLN's own products 0.2 million, so the linear members lie close together, and their order is
+not the same with two layers as with twelve.
 """
 
 

@@ -1,4 +1,4 @@
-"""Attention with one elementwise feature f of queries and keys, and with f of their products.
+"""Attention with one feature f of queries and keys, and, where f acts element by element, with f of their products.
 
     out_i = sum_j s_ij v_j / sum_j s_ij,    s_ij = f(q_i).f(k_j)    O(N d^2) time, O(N d) memory
                                      or     s_ij = f(q_i.k_j)       O(N^2 d) time, O(N^2) memory

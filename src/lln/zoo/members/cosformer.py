@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lln.zoo import kernels
 from lln.zoo.card import Card
-from lln.zoo.mechanism import Mechanism
+from lln.zoo.feature_kernel import FeatureKernel
 from lln.zoo.registry import register
 
 
@@ -41,19 +41,14 @@ class Options:
     ),
     Options,
 )
-class Cosformer(Mechanism):
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        return kernels.normalised(self._features(q), self._features(k), v, key_mask, is_causal)
-
+class Cosformer(FeatureKernel):
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         distance = self._angle(q)[:, None] - self._angle(k)[None, :]  # (Nq, Nk)
         return kernels.normalised_rows(F.relu(q) @ F.relu(k).transpose(-1, -2) * distance.cos(), key_mask, is_causal)
 
-    def _features(self, x: Tensor) -> Tensor:
+    def feature(self, x: Tensor) -> Tensor:
         angle, x = self._angle(x)[:, None], F.relu(x)
         return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)  # (B, H, N, 2D)
 

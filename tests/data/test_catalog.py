@@ -33,7 +33,9 @@ def test_embedded_data_needs_nothing(task: str) -> None:
     assert len(data.train) == 8 and 1 <= len(data.validation) <= 8
     for row in (data.train[0], data.train[7], data.validation[0]):
         label = row.get("label")
-        if data.classes and data.classes > 1:
+        if "labels" in row:
+            assert data.classes and 0 <= row["labels"].max() < data.classes
+        elif data.classes and data.classes > 1:
             assert isinstance(label, int) and 0 <= label < data.classes
         for key in ("input_ids", "pair_ids"):
             if key in row:
@@ -95,8 +97,8 @@ def test_describe_gives_counts_and_checksums() -> None:
         ("glue/nli", {}, "glue/mnli"),
         ("lra/text", {"size": 3}, "it has: length"),
         ("glue/sst2", {"size": 3}, "it has: none"),
-        ("recall", {"length": 10, "pairs": 8}, "need a length of 24"),
-        ("needle", {"length": 2}, "length of 3"),
+        ("recall", {"length": 10, "pairs": 8}, "need a length of 16"),
+        ("needle", {"length": 1}, "length of 2"),
         ("lra/listops", {"length": 3}, "4 tokens"),
         ("lra/pathfinder", {"dashes": 30}, "3 to 14 dashes"),
         ("recall", {"seed": -1}, "at least 0"),

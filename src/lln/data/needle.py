@@ -1,9 +1,9 @@
 """needle: one marked value somewhere in noise, asked for at the end.
 
-    noise … MARK value … noise … ASK
-    labels -100 but at ASK, where the label is the value's id
+    noise … marked value … noise … ASK
+    labels -100 but at ASK, where the label is the value, 0 … values - 1
 
-The noise holds values too, so only the mark tells which one counts.
+The noise is made of the same values without the mark.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lln.data.generated import ids, splits
 from lln.data.recall import IGNORED
 from lln.data.task import TaskData
 
-MARK, ASK, FIRST_VALUE = 1, 2, 3
+ASK, FIRST_VALUE = 1, 2
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,18 @@ class Needle:
     name: ClassVar[str] = "needle"
 
     def __post_init__(self) -> None:
-        if self.length < 3 or self.values < 2:
-            raise ValueError(f"a needle needs a length of 3 and 2 values; given {self.length} and {self.values}")
+        if self.length < 2 or self.values < 2:
+            raise ValueError(f"a needle needs a length of 2 and 2 values; given {self.length} and {self.values}")
+
+    @property
+    def first_marked(self) -> int:
+        return FIRST_VALUE + self.values
 
     def embedded(self, seed: int) -> TaskData:
         train, validation = splits(self._row, seed, 100_000, 1_000)
         source = f"embedded (generated: one marked value in {self.length} tokens)"
-        return TaskData(self.name, source, train, validation, vocabulary=FIRST_VALUE + self.values)
+        vocabulary = self.first_marked + self.values
+        return TaskData(self.name, source, train, validation, classes=self.values, vocabulary=vocabulary)
 
     def directory(self, folder: Path, cache: Path) -> TaskData:
         raise ValueError("needle is generated: it takes no source")
@@ -42,9 +47,9 @@ class Needle:
         raise ValueError("needle is generated: it takes no source")
 
     def _row(self, random: numpy.random.Generator) -> dict[str, Any]:
-        tokens = random.integers(FIRST_VALUE, FIRST_VALUE + self.values, self.length)
-        at = int(random.integers(self.length - 2))
-        tokens[at], tokens[-1] = MARK, ASK
+        tokens = random.integers(FIRST_VALUE, self.first_marked, self.length)
+        at, value = int(random.integers(self.length - 1)), int(random.integers(self.values))
+        tokens[at], tokens[-1] = self.first_marked + value, ASK
         labels = numpy.full(self.length, IGNORED)
-        labels[-1] = tokens[at + 1]
+        labels[-1] = value
         return {"input_ids": ids(tokens), "labels": ids(labels)}

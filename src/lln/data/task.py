@@ -22,7 +22,7 @@ class TaskData:
     source: str  # "embedded (what it is)", the directory, or "hub:NAME"
     train: Rows
     validation: Rows
-    classes: int | None = None  # None: labels are tokens, or there are none; 1: the label is a number
+    classes: int | None = None  # None: there are no labels; 1: the label is a number
     vocabulary: int | None = None  # ids are below it; None: rows hold text or pictures
     files: dict[str, str] = field(default_factory=dict)  # path relative to the source -> sha256
 

@@ -1,16 +1,19 @@
-"""Quality against length: associative recall and a needle in noise, from 1,000 to 32,000 tokens.
+"""Quality against length: associative recall and a needle in noise, as sequences grow to 32,000 tokens.
 
-What the paper leaves open: does a linear attention still find one token among many? Every method trains on each length with
-the same number of steps; softmax as far as it fits.
+What the paper leaves open: does a linear attention still find one token among many? From scratch no attention finds it among
+thousands in a few hundred steps, so every model begins where all can learn the task, at 64 tokens, and goes on at twice the
+length, and again: `later_steps` at each, then it is tested there. Softmax goes as far as it fits.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 
 from lln import data
 from lln.data.task import spread
@@ -18,37 +21,49 @@ from lln.experiments import scores
 from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
-from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
+from lln.experiments.models.roberta import Finder, Size
 from lln.experiments.training import Budget, Run, train
 from lln.experiments.training.watch import OnStep
+
+CHANCE = {"recall": 1 / 8, "needle": 1 / 32}
 
 
 @dataclass(frozen=True)
 class Settings:
     size: Size
-    budget: Budget
+    budget: Budget  # at the first length
+    later_steps: int  # at each length after it, with half the rate
+    tokens: int  # of a step, as far as `fewest` samples allow
     lengths: tuple[int, ...]
     longest_softmax: int
+    fewest: int = 4
     tasks: tuple[str, ...] = ("recall", "needle")
     contestants: tuple[str, ...] = ("softmax", "lln", "lln_diag", "elu", "performer", "cosformer")
     seeds: int = 1
-    pairs: int = 8
     validation_rows: int = 128
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if any(shorter >= longer for shorter, longer in pairwise(self.lengths)):
+            raise ValueError(f"lengths must grow, got {', '.join(map(str, self.lengths))}")
 
 
 PRESETS = {
     "cpu": Settings(
         size=Size(layers=2, width=64, heads=2, feed_forward=128, dropout=0.0),
-        budget=Budget(steps=300, batch=8, learning_rate=2e-3, warmup=30, log_every=20, save_every=100),
-        lengths=(1024, 4096),
+        budget=Budget(steps=500, batch=64, learning_rate=2e-3, warmup=30, log_every=20, save_every=100),
+        later_steps=40,
+        tokens=8192,
+        lengths=tuple(2**n for n in range(6, 13)),
         longest_softmax=4096,
         source="two layers of width 64, a few hundred steps",
     ),
     "paper": Settings(
         size=Size(layers=4, width=256, heads=4, feed_forward=1024, dropout=0.0),
-        budget=Budget(steps=20_000, batch=32, learning_rate=1e-3, warmup=1_000, log_every=100, save_every=1_000),
-        lengths=(1024, 2048, 4096, 8192, 16_384, 32_768),
+        budget=Budget(steps=5_000, batch=64, learning_rate=1e-3, warmup=500, log_every=100, save_every=1_000),
+        later_steps=2_000,
+        tokens=65_536,
+        lengths=tuple(2**n for n in range(6, 16)),
         longest_softmax=16_384,
         validation_rows=1_000,
         source="not in the paper: sizes for one GPU",
@@ -63,48 +78,71 @@ def run(
         raise ValueError("recall and needle are generated: they take no --data")
     jobs, records = [], []
     for task in settings.tasks:
-        for length in settings.lengths:
-            rows = load(task, length, settings)
-            records.append(data_record(rows))
-            jobs += [
-                job(f"{task}/{length}", rows, length, contestant, seed, settings)
-                for contestant, seed in lineup(settings.contestants, settings.seeds)
-                if contestant.name != "softmax" or length <= settings.longest_softmax
-            ]
+        by_length = {length: load(task, length, settings) for length in settings.lengths}
+        records += [data_record(rows) for rows in by_length.values()]
+        for contestant, seed in lineup(settings.contestants, settings.seeds):
+            before: Run | None = None
+            for length, rows in by_length.items():
+                if contestant.name == "softmax" and length > settings.longest_softmax:
+                    break
+                made = job(task, length, rows, contestant, seed, settings, folder, before)
+                jobs.append(made)
+                before = made.run
     results = run_all(jobs, folder, watcher)
-    note = "Same data order and budget for all. Chance: 1.6 % (recall), 3.1 % (needle)."
+    chance = ", ".join(f"{100 * CHANCE[task]:.1f} % ({task})" for task in settings.tasks)
+    note = f"Each model goes on from the length before. Same data order and budget for all. Chance: {chance}."
     return {
         "experiment": "length",
         "title": "Quality against length: recall and needle",
         "settings": asdict(settings),
         "data": records,
         "runs": results,
-        "tables": [scores.table(results, "Accuracy [%]", note)],
+        "tables": [scores.table(of_task(results, task), f"{task}: accuracy [%]", note) for task in settings.tasks],
         "verdicts": [],
     }
 
 
+def of_task(results: Sequence[dict[str, Any]], task: str) -> list[dict[str, Any]]:
+    """The task's results, named by their length alone."""
+    return [{**r, "task": r["task"].split("/")[1]} for r in results if r["task"].startswith(task)]
+
+
 def load(task: str, length: int, settings: Settings) -> data.TaskData:
-    options: dict[str, Any] = {"pairs": settings.pairs} if task == "recall" else {}
-    rows = data.load(task, length=length, **options)
+    rows = data.load(task, length=length)
     return replace(rows, validation=spread(rows.validation, settings.validation_rows))
 
 
-def job(task: str, rows: data.TaskData, length: int, contestant: Contestant, seed: int, settings: Settings) -> Job:
-    size = replace(settings.size, length=length)
+def budget_at(length: int, settings: Settings) -> Budget:
+    first = settings.budget
+    batch = max(settings.fewest, min(first.batch, settings.tokens // length))
+    if length == settings.lengths[0]:
+        return replace(first, batch=batch)
+    later = first.shortened(min(first.steps, settings.later_steps))
+    return replace(later, batch=batch, learning_rate=first.learning_rate / 2)
+
+
+def job(
+    task: str, length: int, rows: data.TaskData, contestant: Contestant, seed: int, settings: Settings, folder: Path,
+    before: Run | None,
+) -> Job:  # fmt: skip
+    """Training at one length, from the weights of the run `before` it."""
+    size = replace(settings.size, length=settings.lengths[-1])  # one table of positions at every length
+    record = data_record(rows) if before is None else {**data_record(rows), "goes_on_from": before.name}
     described = Run(
-        task, contestant.name, seed, settings.budget, contestant.label, contestant.options, asdict(size),
-        data_record(rows),
+        f"{task}/{length}", contestant.name, seed, budget_at(length, settings), contestant.label, contestant.options,
+        asdict(size), record,
     )  # fmt: skip
 
-    def build() -> MaskedLanguageModel:
-        config = configuration(size, int(rows.vocabulary or 0), padding=0)
-        return MaskedLanguageModel(config, contestant.name, contestant.options)
+    def build() -> Finder:
+        model = Finder(size, int(rows.vocabulary or 0), int(rows.classes or 0), contestant.name, contestant.options)
+        if before is not None:
+            model.load_state_dict(load_file(folder / before.name / "model" / "model.safetensors"))
+        return model
 
     def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
         return train(
             described, at, build, rows.train, rows.validation, lambda row, _: row,  # type: ignore[arg-type]
-            metrics=asked_accuracy, on_step=on_step,
+            metrics=asked_accuracy, on_step=on_step, keep_model=True,
         )  # fmt: skip
 
     return Job(described, start)
@@ -113,7 +151,7 @@ def job(task: str, rows: data.TaskData, length: int, contestant: Contestant, see
 def asked_accuracy(predicted: Any) -> dict[str, float]:
     """The model predicts at the asked positions only, in their order."""
     asked = predicted.label_ids[predicted.label_ids != -100]
-    return {"accuracy": float(numpy.mean(predicted.predictions.argmax(-1) == asked))}
+    return {"accuracy": float(numpy.mean(predicted.predictions.argmax(-1).flatten() == asked))}
 
 
 def draw(found: dict[str, Any]) -> Figure:
@@ -122,16 +160,17 @@ def draw(found: dict[str, Any]) -> Figure:
     labels = list(dict.fromkeys(r["label"] for r in found["runs"]))
     for axis, task in zip(axes, tasks, strict=True):
         for label in labels:
-            points = _by_length([r for r in found["runs"] if r["label"] == label and r["task"].startswith(task)])
+            points = _by_length([r for r in of_task(found["runs"], task) if r["label"] == label])
             axis.plot(list(points), list(points.values()), "o-", label=label, ms=3)
+        axis.axhline(100 * CHANCE[task], color="0.6", lw=0.8, ls=":")
         axis.set(xscale="log", xlabel="length", ylabel="accuracy [%]", title=task)
     axes[0].legend(fontsize=8)
     return figure
 
 
 def _by_length(results: Sequence[dict[str, Any]]) -> dict[int, float]:
-    lengths = sorted({int(r["task"].split("/")[1]) for r in results})
+    lengths = sorted({int(r["task"]) for r in results})
     return {
-        length: mean_and_spread([100 * scores.score_of(r) for r in results if r["task"].endswith(f"/{length}")])[0]
+        length: mean_and_spread([100 * scores.score_of(r) for r in results if r["task"] == str(length)])[0]
         for length in lengths
     }

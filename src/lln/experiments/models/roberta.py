@@ -1,7 +1,7 @@
-"""RoBERTa with any member of the zoo: masked language model, classifier of sequences, and the classifier of long ones.
+"""RoBERTa with any member of the zoo: masked language model, classifiers of sequences and of long ones, and a finder.
 
 Layers, learned positions and initialisation are transformers' own; only the attention differs. RoBERTa has its norms after
-the residuals; the classifier of long sequences has them before (RoBERTa-PreLayerNorm), which small models from scratch need.
+the residuals; models of long sequences have them before (RoBERTa-PreLayerNorm), which small models from scratch need.
 """
 
 import math
@@ -180,6 +180,28 @@ class LongClassifier(nn.Module):
         counts = mask[..., None].to(hidden.dtype)
         mean: Tensor = self.normalise((hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1))
         return mean
+
+
+class Finder(nn.Module):
+    """A class at each token that asks (label >= 0): what it asks for stands elsewhere in the sequence.
+
+    Every row asks equally often, A times; logits are (B, A, classes), a row for a row, as Trainer's gathering needs them.
+    """
+
+    def __init__(
+        self, size: Size, vocabulary: int, classes: int, name: str, options: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
+        self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
+        use_attention(self.encoder, name, options or {}, _length(config))
+        self.head = nn.Linear(size.width, classes)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        asked = labels >= 0
+        logits: Tensor = self.head(self.encoder(input_ids).last_hidden_state[asked])
+        loss = F.cross_entropy(logits.float(), labels[asked])
+        return {"loss": loss, "logits": logits.unflatten(0, (input_ids.shape[0], -1))}
 
 
 def classification_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,31 @@ def section(name: str, found: dict[str, Any], picture: bool) -> str:
 
 
 def described(found: dict[str, Any]) -> list[str]:
-    """The size, the budget and the data, in words."""
-    run = found["runs"][0]
-    size = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in run["model"].items())
-    budget = run["budget"]
+    """The size, the budget, the data and the seeds, in words."""
+    runs = found["runs"]
+    size = [
+        f"{key.replace('_', ' ')} {grouped((r['task'], r['model'][key]) for r in runs)}" for key in runs[0]["model"]
+    ]
     data = found["data"] if isinstance(found["data"], list) else [found["data"]]
-    sets = "; ".join(f"{d['name']} ({d['source']}, {d['rows']['train']:,} rows to train on)" for d in data)
-    steps = f"{budget['steps']} steps of {budget['batch']}, learning rate {budget['learning_rate']}"
-    seeds = len({r["seed"] for r in found["runs"]})
-    return [f"Model: {size}. Budget: {steps}. Data: {sets}. {seeds} {'seed' if seeds == 1 else 'seeds'}."]
+    sets = [f"{d['name']} ({d['source']}, {d['rows']['train']:,} rows to train on)" for d in data]
+    labels = dict.fromkeys(r["label"] for r in runs)
+    seeds = grouped((label, len({r["seed"] for r in runs if r["label"] == label})) for label in labels)
+    budget = grouped((r["task"], steps(r["budget"])) for r in runs)
+    return [f"Model: {', '.join(size)}. Budget: {budget}. Data: {'; '.join(sets)}. Seeds: {seeds}."]
+
+
+def steps(budget: dict[str, Any]) -> str:
+    return f"{budget['steps']} steps of {budget['batch']}, learning rate {budget['learning_rate']}"
+
+
+def grouped(pairs: Iterable[tuple[str, Any]]) -> str:
+    """(name, value) in words: the value alone where all share it; else every value with the names that have it."""
+    names: dict[str, dict[str, None]] = {}  # ordered sets
+    for name, value in pairs:
+        names.setdefault(str(value), {})[name] = None
+    if len(names) == 1:
+        return next(iter(names))
+    return " and ".join(f"{value} ({', '.join(sharing)})" for value, sharing in names.items())
 
 
 def markdown(table: dict[str, Any]) -> list[str]:

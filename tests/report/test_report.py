@@ -259,6 +259,22 @@ def test_lines_carry_the_numbers_of_the_history(tmp_path: Path) -> None:
     assert [line["y"] for line in timing["lines"]] == [[0.001, 0.016, 0.25], [0.002, 0.008, 0.032], [1e6, 16e6, 256e6]]
 
 
+def test_the_loss_is_also_shown_against_softmax_of_the_same_seed() -> None:
+    runs = [
+        run("softmax", 5.0),
+        run("softmax", 6.0, seed=1),
+        run("LLN", 5.5),
+        run("LLN", 5.9, seed=1),
+        run("LLN", 9.0, seed=2),
+    ]
+    training, validation = experiment.loss_to_softmax(list(experiment._runs({"runs": runs})))
+    assert training.at == {"measure": "loss to softmax's", "attention": "LLN", "task": "mlm"}
+    assert list(training.x) == list(range(1, 41)) and list(validation.x) == [10, 20, 30, 40]
+    assert training.y[0] == pytest.approx((0.5 - 0.1) / 2)  # the third seed has no softmax beside it
+    assert validation.dashed and validation.y[-1] == pytest.approx((0.5 - 0.1) / 2 / 40**0.25)
+    assert experiment.loss_to_softmax(list(experiment._runs({"runs": runs[2:]}))) == []
+
+
 def test_runs_of_one_name_stay_apart() -> None:
     data = {"runs": [run("LLN", 5.0), run("LLN", 5.1), run("LLN", 5.2, task="qnli"), {"history": []}, {}]}
     names = [one.name for one in experiment._runs(data)]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from lln.report.blocks import Block, Table
@@ -48,12 +49,34 @@ def training_curves(data: dict[str, Any]) -> list[Block]:
             lines.append(Line(at, x, y, name, validation))
     if not lines:
         return []
+    lines += loss_to_softmax(list(_runs(data)))
     axes = {measure(key): Axis(measure(key), log=True) for key in LOGARITHMIC}
     measures = choices("Measure", "measure", lines, axes)
     measures = Selector("Measure", [_with_axis(option) for option in measures.options])
     note = "Solid: training. Dashed: validation." if any(line.dashed for line in lines) else ""
     selectors = [measures, choices("Task", "task", lines)]
     return [Plot("Training", Axis("step"), Axis("loss"), "attention", lines, selectors, note)]
+
+
+def loss_to_softmax(runs: list["_Run"]) -> list[Line]:
+    """loss - softmax's of the same task, seed and step, mean over seeds: what curves on top of each other do not show."""
+    softmax = {(run.task, run.data.get("seed")): run for run in runs if run.label == "softmax"}
+    lines = []
+    for task, label in dict.fromkeys((run.task, run.label) for run in runs if run.label != "softmax"):
+        for key in ("loss", "eval_loss"):
+            gains: dict[Any, list[float]] = {}
+            for run in runs:
+                beside = softmax.get((run.task, run.data.get("seed")))
+                if (run.task, run.label) == (task, label) and beside is not None:
+                    theirs = dict(zip(*beside.series(key), strict=True))
+                    for step, value in zip(*run.series(key), strict=True):
+                        if finite(value) and finite(theirs.get(step)):
+                            gains.setdefault(step, []).append(value - theirs[step])
+            if gains:
+                at = {"measure": "loss to softmax's", "attention": label, "task": task}
+                name, means = "validation" if key == "eval_loss" else "", [fmean(x) for x in gains.values()]
+                lines.append(Line(at, list(gains), means, name, key == "eval_loss"))
+    return lines
 
 
 def concentration(data: dict[str, Any]) -> list[Block]:

@@ -273,6 +273,9 @@ def test_the_loss_is_also_shown_against_softmax_of_the_same_seed() -> None:
     assert training.y[0] == pytest.approx((0.5 - 0.1) / 2)  # the third seed has no softmax beside it
     assert validation.dashed and validation.y[-1] == pytest.approx((0.5 - 0.1) / 2 / 40**0.25)
     assert experiment.loss_to_softmax(list(experiment._runs({"runs": runs[2:]}))) == []
+    del runs[0]["history"][4]  # what is logged at step 6 is now a mean over two steps, and has no like
+    training, _ = experiment.loss_to_softmax(list(experiment._runs({"runs": [runs[0], runs[2]]})))
+    assert list(training.x) == [1, 2, 3, 4, *range(7, 41)]
 
 
 def test_runs_of_one_name_stay_apart() -> None:

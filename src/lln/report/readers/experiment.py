@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -64,14 +65,15 @@ def loss_to_softmax(runs: list["_Run"]) -> list[Line]:
     lines = []
     for task, label in dict.fromkeys((run.task, run.label) for run in runs if run.label != "softmax"):
         for key in ("loss", "eval_loss"):
-            gains: dict[Any, list[float]] = {}
+            gains: dict[int, list[float]] = {}
             for run in runs:
                 beside = softmax.get((run.task, run.data.get("seed")))
                 if (run.task, run.label) == (task, label) and beside is not None:
-                    theirs = dict(zip(*beside.series(key), strict=True))
-                    for step, value in zip(*run.series(key), strict=True):
-                        if finite(value) and finite(theirs.get(step)):
-                            gains.setdefault(step, []).append(value - theirs[step])
+                    theirs = beside.stretches(key)
+                    for (since, step), value in run.stretches(key).items():
+                        other = theirs.get((since, step))
+                        if finite(value) and finite(other):
+                            gains.setdefault(step, []).append(value - other)
             if gains:
                 at = {"measure": "loss to softmax's", "attention": label, "task": task}
                 name, means = "validation" if key == "eval_loss" else "", [fmean(x) for x in gains.values()]
@@ -163,6 +165,11 @@ class _Run:
     def series(self, key: str) -> tuple[list[Any], list[Any]]:
         rows = [row for row in self.history if key in row]
         return [row.get("step", at) for at, row in enumerate(rows)], [row[key] for row in rows]
+
+    def stretches(self, key: str) -> dict[tuple[int, int], Any]:
+        """(step of the entry before, step) -> value: a logged training loss is the mean since the entry before it."""
+        steps, values = self.series(key)
+        return dict(zip(pairwise([0, *steps]), values, strict=True))
 
 
 def _runs(data: dict[str, Any]) -> Iterator[_Run]:

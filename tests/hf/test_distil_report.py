@@ -60,6 +60,16 @@ def _settings(encoder: Path, texts: Path, tmp_path: Path, **options: Any) -> Set
     return Settings(model=str(encoder), data=texts, test_data=texts, out=tmp_path / "out", **given)
 
 
+def test_larger_blocks_are_saved_and_timed_against_plain_ones(encoder: Path, texts: Path, tmp_path: Path) -> None:
+    found = run(_settings(encoder, texts, tmp_path, block_size=128), lambda _: None)
+    assert found["block_size"] == 128
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["lln"]["block_size"] == 128
+    assert found["time"]["ratio_to_plain"].keys() == {"original", "plain", "converted", "distilled"}
+    smaller = run(_settings(encoder, texts, tmp_path / "smaller", block_size=8), lambda _: None)
+    for group in ("long", "short"):
+        assert found["converted"][group]["cosine"] > smaller["converted"][group]["cosine"]
+
+
 def test_a_run_measures_and_saves(encoder: Path, texts: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     settings = _settings(encoder, texts, tmp_path, classify=16)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lln.cli.hf_options import Join, MaxLength, Model, TestData, Threads
+from lln.cli.hf_options import BlockSize, Join, MaxLength, Model, TestData, Threads
 from lln.results import write_result
 
 
@@ -22,7 +22,7 @@ def convert(
     ),
     test_data: TestData = None,
     attention: Annotated[str, typer.Option(help="lln_diag or lln.")] = "lln_diag",
-    block_size: Annotated[int, typer.Option(min=1, help="Block size of lln_diag.")] = 64,
+    block_size: BlockSize = 64,
     keep_softmax: Annotated[list[int] | None, typer.Option(help="Layers that stay softmax; may be repeated.")] = None,
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
     test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,

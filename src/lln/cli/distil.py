@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lln.cli.hf_options import Join, MaxLength, Model, TestData, Threads
+from lln.cli.hf_options import BlockSize, Join, MaxLength, Model, TestData, Threads
 from lln.results import write_result
 
 
@@ -30,6 +30,7 @@ def distil(
     max_length: MaxLength = 512,
     join: Join = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Long texts a step; of short ones three times as many.")] = 4,
+    block_size: BlockSize = 64,
     layer_texts: Annotated[int, typer.Option(min=0, help="Texts to measure layer by layer on; 0: not.")] = 0,
     classify: Annotated[int, typer.Option(min=0, help="Labelled texts for a logistic regression; 0: none.")] = 0,
     threads: Threads = 0,
@@ -45,7 +46,8 @@ def distil(
         model=model, data=data, test_data=test_data or data, out=out, steps=steps,
         end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
         low_rank=low_rank or None, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
-        batch_size=batch_size, layer_texts=layer_texts, classify=classify, threads=threads, seed=seed,
+        batch_size=batch_size, block_size=block_size, layer_texts=layer_texts, classify=classify, threads=threads,
+        seed=seed,
     )  # fmt: skip
     found = report.run(settings, console.print)
     path = write_result(result or out / "distil.json", found, seed)
@@ -65,7 +67,7 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     for name in ("converted", "distilled"):
         close = (f"{found[name][group][what]:.3f}" for group, what in measures)
-        table.add_row(name, *close, f"{found['time']['ratio_to_converted'][name]:.2f}")
+        table.add_row(name, *close, f"{found['time']['ratio_to_plain'][name]:.2f}")
     console.print(table)
     if "classifier" in found:
         accuracy = found["classifier"]["accuracy"]

@@ -7,6 +7,7 @@ import typer
 
 Model = Annotated[str, typer.Argument(help="Folder or name of a pretrained model with its tokenizer, or a .gguf file.")]
 TestData = Annotated[Path | None, typer.Option(exists=True, help="Texts to measure on; default: --data.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Block size of lln_diag.")]
 MaxLength = Annotated[int, typer.Option(min=8, help="Tokens a text is cut at.")]
 Join = Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")]

@@ -1,6 +1,7 @@
 """One distillation from beginning to end: load, convert, distil, measure against the original, save."""
 
 import copy
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lln.hf.distil_plan import split
 from lln.hf.layer_by_layer import first_token_weight, layer_by_layer
 from lln.hf.maps import converted_modules
 from lln.hf.measure import Batch
+from lln.hf.options import LLNOptions
 from lln.hf.pretrained import load
 from lln.hf.text_file import TextFile
 
@@ -41,6 +43,7 @@ class Settings:
     max_length: int = 512
     join: int = 0
     batch_size: int = 4
+    block_size: int = 64
     layer_texts: int = 0
     classify: int = 0
     threads: int = 0
@@ -59,20 +62,21 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     held_out = texts.to_measure_on(settings.test_data)
     groups = held_out.batches(original, tokenizer, settings.test_texts, batch_size=8)
     on_progress("converting")
-    model = convert(
-        copy.deepcopy(original), "lln_diag", [b for found in by_length.values() for b in found[:CALIBRATION]]
-    )
-    plain = copy.deepcopy(model)
+    calibration = [b for found in by_length.values() for b in found[:CALIBRATION]]
+    model = convert(copy.deepcopy(original), "lln_diag", calibration, block_size=settings.block_size)
+    converted = copy.deepcopy(model)
     on_progress("distilling")
+    begun = time.perf_counter()
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
         stage=settings.stage, maps=settings.maps, low_rank=settings.low_rank, checkpoint=settings.out,
         checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
+    seconds = time.perf_counter() - begun
     on_progress("measuring")  # only now: a run that is interrupted while it trains goes on without doing this again
     close = Closeness(original, groups)
     inspect = Inspection(original, groups, settings.layer_texts, on_progress)
-    measured = {name: {**close(m), **inspect(m)} for name, m in {"converted": plain, "distilled": model}.items()}
+    measured = {name: {**close(m), **inspect(m)} for name, m in {"converted": converted, "distilled": model}.items()}
     model.save_pretrained(settings.out)
     tokenizer.save_pretrained(settings.out)
     return {
@@ -80,11 +84,13 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "steps": split(settings.steps, settings.stage, settings.end_to_end_steps),
         "maps": settings.maps,
         "low_rank": settings.low_rank,
+        "block_size": settings.block_size,
         "lr": settings.lr,
+        "seconds": seconds,  # of the distillation, since it was last begun
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},
         "tested_on": {name: sum(len(b["input_ids"]) for b in found) for name, found in groups.items()},
         **measured,
-        "time": time_beside(original, plain, model, inspect.batch),
+        "time": time_beside(original, converted, model, inspect.batch),
     }
 
 
@@ -133,9 +139,11 @@ def compare_classifiers(settings: Settings) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def time_beside(original: Any, plain: Any, distilled: Any, batch: Batch) -> dict[str, Any]:
-    """Seconds of a forward pass of one batch, interleaved, and the ratio to plain LLN+Diag."""
-    models = {"original": original, "converted": plain, "distilled": distilled}
+def time_beside(original: Any, converted: Any, distilled: Any, batch: Batch) -> dict[str, Any]:
+    """Seconds of a forward pass of one batch, interleaved, and the ratio to plain LLN+Diag: converted, blocks of 64."""
+    plain = copy.deepcopy(converted)
+    plain.config.lln = {**plain.config.lln, "block_size": LLNOptions().block_size}
+    models = {"original": original, "plain": plain, "converted": converted, "distilled": distilled}
 
     def forward(model: Any) -> Callable[[], Any]:
         def call() -> Any:
@@ -149,5 +157,5 @@ def time_beside(original: Any, plain: Any, distilled: Any, batch: Batch) -> dict
     return {
         "tokens": list(batch["input_ids"].shape),
         "seconds": seconds,
-        "ratio_to_converted": {name: s / seconds["converted"] for name, s in seconds.items()},
+        "ratio_to_plain": {name: s / seconds["plain"] for name, s in seconds.items()},
     }

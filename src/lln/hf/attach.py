@@ -1,9 +1,11 @@
 """A converted model gets its parameters while it is built, from config.lln, so plain from_pretrained finds their place.
 
 transformers drops weights it has no place for. Every model class calls `post_init` at the end of its constructor; from
-the moment lln.hf is imported, that first attaches what config.lln describes.
+the moment lln.hf is imported, that first attaches what config.lln describes. A model that would not call the attention that
+is chosen for it is refused, where transformers would quietly go on with softmax.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -37,9 +39,10 @@ def detach(model: nn.Module) -> None:
             del module.lln_keeps_softmax
 
 
-def install_attachment() -> None:
-    """Attach at construction, and take config.lln's attention where the caller asks for none; once."""
+def install_attachment(names: Collection[str]) -> None:
+    """Attach at construction, and take config.lln's attention where the caller asks for none; once. names: our attentions."""
     post_init, choose = PreTrainedModel.post_init, PreTrainedModel.get_correct_attn_implementation
+    set_attention = PreTrainedModel.set_attn_implementation
     if getattr(post_init, "attaches_lln", False):
         return
 
@@ -53,11 +56,33 @@ def install_attachment() -> None:
         if requested_attention is None:
             options = _own_options(self)
             requested_attention = None if options is None else options.attention
-        return choose(self, requested_attention, is_init_check)
+        chosen = choose(self, requested_attention, is_init_check)
+        if chosen in names:
+            _refuse_without_interface(type(self), chosen)
+        return chosen
+
+    def setting(self: Any, attn_implementation: Any, *args: Any, **more: Any) -> None:
+        if isinstance(attn_implementation, str) and attn_implementation in names:
+            _refuse_without_interface(type(self), attn_implementation)
+        set_attention(self, attn_implementation, *args, **more)
 
     attaching_post_init.attaches_lln = True  # type: ignore[attr-defined]
     PreTrainedModel.post_init = attaching_post_init  # type: ignore[method-assign]
     PreTrainedModel.get_correct_attn_implementation = choosing  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = setting  # type: ignore[method-assign]
+
+
+def _refuse_without_interface(model: type, attention: str) -> None:
+    """transformers reads the source of a model's classes for the call of its attention interface; unreadable is no no."""
+    classes = [c for c in model.__mro__ if issubclass(c, PreTrainedModel) and c is not PreTrainedModel]
+    for c in classes:
+        if c._can_set_attn_implementation() or not hasattr(c, "_can_set_attn_implementation_cached_value"):
+            return
+    raise ValueError(
+        f"{model.__name__} computes its attention itself and does not call transformers' attention interface, so "
+        f"attn_implementation={attention!r} would change nothing. Models that call it: BERT, RoBERTa, DistilBERT, ModernBERT, "
+        "ViT, DeiT, Llama, Qwen, GPT-2 and most others"
+    )
 
 
 def _own_options(model: Any) -> LLNOptions | None:

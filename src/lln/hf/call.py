@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from lln.hf.cache import LLNCacheLayer
 
 
+# What models hand over to change softmax's scores, which a linear attention never forms.
+SCORE_TERMS = {
+    "position_bias": "a bias that depends on the positions (T5's)",
+    "softcap": "a cap (Gemma 2's; config.attn_logit_softcapping = None takes it away)",
+    "s_aux": "a sink beside the keys (gpt-oss's)",
+    "indices": "a choice of keys for each query",
+    "block_indices": "a choice of blocks for each query",
+}
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of attention: q (B, Hq, Nq, D), k (B, Hk, Nk, D), v (B, Hk, Nk, Dv) and everything about them."""
@@ -41,6 +51,7 @@ def read_call(
     dropout: float,
     options: dict[str, Any],
 ) -> Call:
+    _refuse_score_terms(module, options)
     causal = _is_causal(module, options.get("is_causal"))
     layer = getattr(k, "lln_layer", None)
     key_mask = keys_that_count(attention_mask, k.shape[2])
@@ -54,6 +65,15 @@ def read_call(
         q.shape[3] ** -0.5 if scaling is None else float(scaling), dropout, options.get("sliding_window"), layer,
         _weights_wanted(module, options),
     )  # fmt: skip
+
+
+def _refuse_score_terms(module: nn.Module, options: dict[str, Any]) -> None:
+    for name, what in SCORE_TERMS.items():
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} gives its attention {name}: {what}. It acts on the scores q.k, which a linear "
+                "attention never forms, so leaving it out would be another model: keep softmax for this one"
+            )
 
 
 def refuse_growing_cache(call: Call) -> None:

@@ -24,6 +24,6 @@ def register() -> list[str]:
             AttentionInterface.register(name, function)
             AttentionMaskInterface.register(name, padding_mask)
         install_cache_choice(zoo)
-        install_attachment()
+        install_attachment(functions)
         _registered.extend(functions)
     return list(_registered)

@@ -14,6 +14,8 @@ from transformers import (
     Gemma2Config,
     GPTJConfig,
     GptOssConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MPNetConfig,
     T5Config,
     T5EncoderModel,
@@ -57,6 +59,14 @@ def test_what_acts_on_the_scores_is_refused(term: str, attention: str) -> None:
     config.lln = {"version": 1, "alpha": 1.0, "beta": 1.0}
     model = auto.from_config(config, attn_implementation=attention).eval()
     with pytest.raises(ValueError, match=f"gives its attention {term}"):
+        model(input_ids=TOKENS, use_cache=False)
+
+
+def test_chunks_that_do_not_see_each_other_are_refused() -> None:
+    config = Llama4TextConfig(**SIZES, **HEADS, attention_chunk_size=4, num_local_experts=2, intermediate_size_mlp=48)
+    config.lln = {"version": 1, "alpha": 1.0, "beta": 1.0}
+    model = Llama4ForCausalLM._from_config(config, attn_implementation="lln_diag").eval()
+    with pytest.raises(ValueError, match="has 'chunked_attention'"):
         model(input_ids=TOKENS, use_cache=False)
 
 

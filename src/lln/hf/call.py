@@ -52,6 +52,7 @@ def read_call(
     options: dict[str, Any],
 ) -> Call:
     _refuse_score_terms(module, options)
+    _refuse_other_patterns(module, options)
     causal = _is_causal(module, options.get("is_causal"))
     layer = getattr(k, "lln_layer", None)
     key_mask = keys_that_count(attention_mask, k.shape[2])
@@ -74,6 +75,18 @@ def _refuse_score_terms(module: nn.Module, options: dict[str, Any]) -> None:
                 f"{type(module).__name__} gives its attention {name}: {what}. It acts on the scores q.k, which a linear "
                 "attention never forms, so leaving it out would be another model: keep softmax for this one"
             )
+
+
+def _refuse_other_patterns(module: nn.Module, options: dict[str, Any]) -> None:
+    """config.layer_types names which keys a layer sees; all of them, or a window that reaches us, can be honoured."""
+    kinds, at = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    kind = kinds[at] if kinds and isinstance(at, int) and at < len(kinds) else "full_attention"
+    windowed = kind == "sliding_attention" and options.get("sliding_window") is not None
+    if kind != "full_attention" and not windowed:
+        raise ValueError(
+            f"layer {at} of this model has {kind!r} (config.layer_types): its mask leaves out keys in a way that a linear "
+            "attention cannot, and seeing them would be another model: keep softmax for this one"
+        )
 
 
 def refuse_growing_cache(call: Call) -> None:

@@ -74,6 +74,13 @@ def test_a_wrong_attention_is_refused_with_what_fits(attention: str, told: str, 
 def test_wrong_lengths_are_refused_with_what_fits(tmp_path: Path) -> None:
     text = invoke("reproduce", "length", "--lengths", "1024,4k", "--out", str(tmp_path), expected=2)
     assert "whole numbers with commas between" in text and "'4k'" in text
+    text = invoke("reproduce", "length", "--lengths", "64,32", "--out", str(tmp_path), expected=2)
+    assert "lengths must grow, got 64, 32" in text
+
+
+def test_a_wrong_task_is_refused_before_the_pre_training(tmp_path: Path) -> None:
+    assert "glue/sst2" in invoke("reproduce", "table1", "--task", "sst3", "--out", str(tmp_path), expected=2)
+    assert not list(tmp_path.rglob("config.json"))
 
 
 def test_the_paper_presets_are_the_papers_sizes() -> None:

@@ -52,6 +52,6 @@ def test_softmax_stops_where_it_would_not_fit(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_lengths_that_do_not_grow_are_refused() -> None:
+def test_lengths_that_do_not_grow_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must grow, got 64, 32"):
-        replace(TINY, lengths=(64, 32))
+        length.run(replace(TINY, lengths=(64, 32)), tmp_path)

@@ -44,6 +44,9 @@ def parse(text: str) -> Contestant:
 def lineup(texts: Sequence[str], seeds: int) -> list[tuple[Contestant, int]]:
     """Who runs with which seed: all with the first, then all with the second, …"""
     chosen = [parse(text) for text in texts]
+    labels = [each.label for each in chosen]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ValueError(f"every attention can be named once; given twice: {', '.join(twice)}")
     counts = [seeds if each.seeds is None else each.seeds for each in chosen]
     return [
         (each, seed) for seed in range(max(counts)) for each, count in zip(chosen, counts, strict=True) if seed < count

@@ -43,10 +43,6 @@ class Settings:
     validation_rows: int = 128
     source: str = ""
 
-    def __post_init__(self) -> None:
-        if any(shorter >= longer for shorter, longer in pairwise(self.lengths)):
-            raise ValueError(f"lengths must grow, got {', '.join(map(str, self.lengths))}")
-
 
 PRESETS = {
     "cpu": Settings(
@@ -76,6 +72,8 @@ def run(
 ) -> dict[str, Any]:
     if source is not None:
         raise ValueError("recall and needle are generated: they take no --data")
+    if any(shorter >= longer for shorter, longer in pairwise(settings.lengths)):
+        raise ValueError(f"lengths must grow, got {', '.join(map(str, settings.lengths))}")
     jobs, records = [], []
     for task in settings.tasks:
         by_length = {length: load(task, length, settings) for length in settings.lengths}

@@ -94,6 +94,7 @@ def run(
     source      where the GLUE tasks are; corpus: where the text for pre-training is.
     pretrained  the folder of an earlier `lln reproduce fig8 --keep-models`; else folder/pretraining.
     """
+    by_task = {task: load(task, settings, source) for task in settings.tasks}  # before hours of pre-training
     before = pretrained or folder / "pretraining"
     first = fig8.with_contestants(settings.pretraining, settings.contestants, settings.seeds)
     fig8.run(first, before, source=corpus, watcher=watcher, keep_models=True)
@@ -121,23 +122,24 @@ def run(
 
         return Job(described, start)
 
-    jobs, records = [], []
-    for task in settings.tasks:
-        rows = data.load(f"glue/{task}", source=source)
-        rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
-        records.append(data_record(rows))
-        jobs += [job(task, rows, *entry) for entry in lineup(settings.contestants, settings.seeds)]
+    entries = lineup(settings.contestants, settings.seeds)
+    jobs = [job(task, rows, *entry) for task, rows in by_task.items() for entry in entries]
     results = run_all(jobs, folder, watcher)
     note = "Same pre-training, data order and budget for all; ± is the standard deviation over seeds."
     found = {
         "experiment": "table1",
         "title": "GLUE after pre-training (Table 1)",
         "settings": asdict(settings),
-        "data": records,
+        "data": [data_record(rows) for rows in by_task.values()],
         "runs": results,
         "tables": [{**scores.table(results, "Score [%]", note), "paper": PAPER}],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+def load(task: str, settings: Settings, source: str | None) -> data.TaskData:
+    rows = data.load(f"glue/{task}", source=source)
+    return replace(rows, validation=spread(rows.validation, settings.validation_rows))
 
 
 def start_from(model: SequenceClassifier, weights: Path) -> None:

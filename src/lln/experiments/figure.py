@@ -11,7 +11,7 @@ try:
     from matplotlib import pyplot
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-from PIL import Image
+    from PIL import Image
 except ImportError as missing:
     raise ImportError("figures need matplotlib: pip install 'lln-attention[cli]'") from missing
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, DynamicCache
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, DynamicCache, GPTBigCodeConfig
 
 import lln.hf
 from lln import lln_diag_attention
@@ -26,6 +26,21 @@ def test_packed_sequences_are_kept_apart(family: str, attention: str) -> None:
             for part in (slice(0, cut), slice(cut, 20)):
                 alone = output(model, input_ids=ids[row : row + 1, part])
                 torch.testing.assert_close(packed[row, part], alone[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "lln_diag"])
+def test_packing_that_reaches_the_mask_alone_is_honoured(attention: str) -> None:
+    """GPTBigCode does not hand position_ids on to its attention; transformers puts the boundaries into the mask."""
+    torch.manual_seed(0)
+    config = GPTBigCodeConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    config.lln = {"alpha": 2.0, "beta": 2.0, "block_size": 8}
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    ids = inputs("gpt2", batch=2, length=20)["input_ids"]
+    position = torch.cat([torch.arange(7), torch.arange(13)])[None].repeat(2, 1)
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=position, use_cache=False).logits
+        alone = model(input_ids=ids[:, 7:], use_cache=False).logits
+    torch.testing.assert_close(packed[:, 7:], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_grouped_queries_equal_repeated_keys() -> None:
@@ -140,12 +155,20 @@ def test_a_growing_cache_is_refused() -> None:
         ({"mix": 2.0}, "mix"),
         ({"alpha": 1.0}, "together"),
         ({"alpha": -1.0, "beta": 1.0}, "alpha"),
+        ({"alpha": float("inf"), "beta": 1.0}, "alpha"),
         ({"blocksize": 8}, "blocksize"),
     ],
 )
 def test_wrong_options_are_refused_by_name(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         lln.hf.LLNOptions.from_dict(given)
+
+
+def test_options_that_could_not_be_saved_are_refused() -> None:
+    model = make("bert")
+    model.config.lln = lln.hf.LLNOptions(block_size=8)
+    with pytest.raises(TypeError, match="to_dict"):
+        output(model, **inputs("bert"))
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -216,3 +216,54 @@ def test_a_shift_of_all_keys_leaves_a_converted_model_as_softmax_leaves_it(fit: 
             convert(model, calibrate=[inputs("bert")], block_size=8, fit=fit)
             outputs.append(output(model, **inputs("bert")))
     torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3)
+
+
+def test_unload_gives_softmax_back_however_the_model_came_to_lln() -> None:
+    model = _softmax_model("bert")
+    before = model.config._attn_implementation
+    convert(model, block_size=8)  # unmeasured
+    convert(model, calibrate=[inputs("bert")])
+    assert unload(model).config._attn_implementation == before
+    model.set_attn_implementation("lln_diag")
+    assert unload(convert(model, calibrate=[inputs("bert")])).config._attn_implementation == "sdpa"
+
+
+def test_convert_takes_what_the_config_says_unless_told() -> None:
+    model = _softmax_model("bert")
+    model.config.lln = {"block_size": 8, "mix": 0.3, "target": "variance"}
+    convert(model, calibrate=[inputs("bert")], fit=False)
+    assert model.config.lln["block_size"] == 8 and model.config.lln["target"] == "variance"
+    assert float(attention_modules(model)[0].lln.mix[0]) == pytest.approx(0.3)  # type: ignore[union-attr, index]
+    assert convert(unload(model), calibrate=[inputs("bert")], block_size=16).config.lln["block_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("reviews.txt", "got one str"),
+        ({"input_ids": torch.ones(1, 4, dtype=torch.long)}, "got one dict"),
+        (torch.ones(1, 4, dtype=torch.long), "got one Tensor"),
+        ([[torch.ones(2, 4), torch.ones(2, 4)]], "got list"),
+    ],
+)
+def test_what_is_no_list_of_batches_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        convert(_softmax_model("bert"), calibrate=given, tokenizer=lambda *_, **__: {})
+
+
+def test_nothing_but_padding_is_refused() -> None:
+    ids = inputs("bert")["input_ids"]
+    with pytest.raises(ValueError, match="nothing but padding"):
+        convert(_softmax_model("bert"), calibrate=[{"input_ids": ids, "attention_mask": torch.zeros_like(ids)}])
+
+
+def test_texts_are_padded_on_the_right() -> None:
+    """Rotary positions would move with padding on the left, and LLN sees them."""
+    sides = []
+
+    def tokenizer(texts: list[str], **options: Any) -> dict[str, torch.Tensor]:
+        sides.append(options["padding_side"])
+        return {"input_ids": torch.ones(len(texts), 4, dtype=torch.long)}
+
+    batches_of(["a", "b"], _softmax_model("llama"), tokenizer)
+    assert sides == ["right"]

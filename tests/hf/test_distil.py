@@ -204,3 +204,73 @@ def test_wrong_arguments_are_refused_in_words(options: dict[str, Any], message: 
 def test_a_model_that_is_not_converted_is_refused() -> None:
     with pytest.raises(ValueError, match="convert the model first"):
         distil(softmax_model("bert"), batches(), progress=False)
+
+
+@pytest.mark.parametrize("options", [{"maps": "folded"}, {"low_rank": 2}], ids=["folded", "low rank"])
+def test_a_finished_run_is_not_folded_in_a_second_time(options: dict[str, Any], tmp_path: Path) -> None:
+    if "low_rank" in options:
+        pytest.importorskip("peft", reason="low-rank updates need peft")
+    model = converted()
+    given: dict[str, Any] = {"steps": 6, "progress": False, "checkpoint": tmp_path, **options}
+    distil(model, batches(), **given)
+    after = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(ValueError, match="weights_hash"):
+        distil(model, batches(), **given)
+    assert all(torch.equal(x, after[name]) for name, x in model.state_dict().items())
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    distil(converted(), batches(), steps=4, stage="layers", progress=False, checkpoint=tmp_path)
+    other = [{**batch, "input_ids": batch["input_ids"].flip(1)} for batch in batches()]
+    with pytest.raises(ValueError, match="data_hash"):
+        distil(converted(), other, steps=4, stage="layers", progress=False, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("maps", ["free", "folded"])
+def test_an_interrupted_run_leaves_the_model_as_it_was_and_goes_on_in_place(maps: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 8, "maps": maps, "progress": False, "checkpoint_every": 1}
+    whole = distil(converted(), batches(), **options)
+    model = converted()
+    before, config = {name: x.clone() for name, x in model.state_dict().items()}, model.config.lln
+
+    def interrupt(stage: str, step: int, _: Any) -> None:
+        if (stage, step) == ("end_to_end", 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distil(model, batches(), checkpoint=tmp_path, on_step=interrupt, **options)
+    assert model.config.lln == config and list(model.state_dict()) == list(before)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    distil(model, batches(), checkpoint=tmp_path, **options)
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in whole.state_dict().items())
+
+
+def test_a_teacher_of_its_own_keeps_its_mode_and_must_fit() -> None:
+    teacher = softmax_model("bert").train()
+    distil(converted(), batches(), teacher=teacher, steps=2, progress=False)
+    assert teacher.training
+    other = softmax_model("bert")
+    other.config.num_attention_heads = 2
+    narrow = AutoModel.from_config(other.config)
+    with pytest.raises(ValueError, match="must have the model's heads and width"):
+        distil(converted(), batches(), teacher=narrow, steps=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number"),
+        ({"end_to_end_lr": -1.0}, "end_to_end_lr must be positive"),
+        ({"learn": ["maps"], "maps": None}, "nothing would learn"),
+    ],
+)
+def test_arguments_that_train_nothing_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        distil(converted(), batches(), steps=2, progress=False, **options)
+
+
+def test_a_converted_model_that_was_set_to_softmax_is_refused() -> None:
+    model = converted()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=r"set_attn_implementation\('lln_diag'\) first"):
+        distil(model, batches(), steps=2, progress=False)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3nTextConfig
 
 from lln.hf import LLNCache, convert
 from tests.hf.models import CAUSAL, inputs, make
@@ -152,3 +153,52 @@ def test_a_decoder_with_cross_attention_generates(kind: str) -> None:
     assert torch.equal(*made)
     other = _generate(model, True, do_sample=False, encoder_hidden_states=torch.randn(3, 9, 32))
     assert not torch.equal(made[0], other), "the encoder's states must matter"
+
+
+def _tiny(config: Any) -> Any:
+    torch.manual_seed(0)
+    config.lln = {"alpha": 2.0, "beta": 2.0, "block_size": 8}
+    return AutoModelForCausalLM.from_config(config, attn_implementation="lln_diag").eval()
+
+
+SIZES = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def test_keys_that_change_after_they_are_stored_are_refused() -> None:
+    """DeepSeek stores a compressed key: the state would be lost, and every token see itself alone."""
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    model = _tiny(
+        DeepseekV3Config(**SIZES, **ranks, num_hidden_layers=1, num_key_value_heads=4, first_k_dense_replace=1)
+    )
+    with pytest.raises(ValueError, match="never reached an LLN attention"):
+        _generate(model, True)
+    assert _generate(model, False).shape == (3, 35)
+
+
+def test_layers_that_share_keys_are_refused() -> None:
+    config = Gemma3nTextConfig(
+        **SIZES, num_hidden_layers=4, num_key_value_heads=2, head_dim=8, num_kv_shared_layers=2, laurel_rank=4,
+        layer_types=["full_attention"] * 4, vocab_size_per_layer_input=40, hidden_size_per_layer_input=8,
+        activation_sparsity_pattern=None, altup_num_inputs=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="count them twice"):
+        _generate(_tiny(config), True)
+
+
+def test_a_softmax_model_gets_no_state() -> None:
+    model = make("llama", "sdpa")
+    with pytest.raises(ValueError, match="this model's attention is sdpa"):
+        LLNCache.of(model)
+
+
+def test_a_cache_that_outlives_its_attention_is_refused() -> None:
+    model = make("llama")
+    cache = LLNCache.of(model)
+    ids = inputs("llama", batch=2, length=9)["input_ids"]
+    model.set_attn_implementation("sdpa")
+    model(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="never reached an LLN attention"):
+        model(ids[:, -1:], past_key_values=cache)

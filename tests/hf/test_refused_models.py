@@ -50,6 +50,8 @@ def test_a_model_that_does_not_call_the_interface_is_refused(family: str, attent
     model = auto.from_config(config, attn_implementation="eager")
     with pytest.raises(ValueError, match="would change nothing"):
         model.set_attn_implementation(attention)
+    with pytest.raises(ValueError, match="would change nothing"):
+        model.set_attn_implementation({"": attention})
 
 
 @pytest.mark.parametrize("attention", ["lln", "lln_diag", "elu"])

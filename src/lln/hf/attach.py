@@ -1,42 +1,96 @@
 """A converted model gets its parameters while it is built, from config.lln, so plain from_pretrained finds their place.
 
 transformers drops weights it has no place for. Every model class calls `post_init` at the end of its constructor; from
-the moment lln.hf is imported, that first attaches what config.lln describes. A model that would not call the attention that
+the moment lln.hf is imported, that first attaches what config.lln describes. A model of several (CLIP, an encoder with a
+decoder) has a config for each, and each describes the modules that read it. A model that would not call the attention that
 is chosen for it is refused, where transformers would quietly go on with softmax.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from lln.hf.modules import attention_modules
-from lln.hf.options import LLNOptions
+from lln.hf.options import LayerShape, LLNOptions
 from lln.hf.parameters import LLNParameters
 
 
-def attach(model: nn.Module, options: LLNOptions) -> None:
+def attach(shapes: Mapping[nn.Module, LayerShape | None], mix: float) -> None:
     """Give each attention module its `lln`, or the mark that it keeps softmax; those that have one keep it."""
-    modules, layers = attention_modules(model), options.layers or []
-    if len(modules) != len(layers):
-        raise ValueError(
-            f"config.lln describes {len(layers)} attention modules, but {type(model).__name__} has {len(modules)}"
-        )
-    for module, shape in zip(modules, layers, strict=True):
+    for module, shape in shapes.items():
         if shape is None:
             module.lln_keeps_softmax = True  # type: ignore[assignment]
         elif getattr(module, "lln", None) is None:
-            module.lln = LLNParameters(shape, options.mix)
+            module.lln = LLNParameters(shape, mix)
 
 
-def detach(model: nn.Module) -> None:
-    """Take away what `attach` gave."""
+def detach(model: Any) -> None:
+    """Take away what `attach` and `describe` gave."""
+    for config, modules in by_config(model):
+        for module in modules:
+            if getattr(module, "lln", None) is not None:
+                del module.lln
+            if hasattr(module, "lln_keeps_softmax"):
+                del module.lln_keeps_softmax
+        if hasattr(config, "lln"):
+            del config.lln
+
+
+def describe(model: Any, options: LLNOptions, *, measured: bool = True) -> None:
+    """Write config.lln: `options` and, where parameters were `measured`, what is attached to each module that reads it."""
+    for config, modules in by_config(model):
+        attached: list[LLNParameters | None] = [getattr(module, "lln", None) for module in modules]
+        layers = [None if parameters is None else parameters.shape for parameters in attached]
+        config.lln = replace(options, layers=layers if measured else None).to_dict()
+
+
+def by_config(model: Any) -> list[tuple[Any, list[nn.Module]]]:
+    """Every config of the model with the attention modules that read it; the model's own first."""
+    found: dict[int, tuple[Any, list[nn.Module]]] = {id(model.config): (model.config, [])}
     for module in attention_modules(model):
-        if getattr(module, "lln", None) is not None:
-            del module.lln
-        if hasattr(module, "lln_keeps_softmax"):
-            del module.lln_keeps_softmax
+        config: Any = module.config
+        found.setdefault(id(config), (config, []))[1].append(module)
+    return list(found.values())
+
+
+def refuse_unsaved_configs(model: Any) -> None:
+    """Attention that reads a copy of the config would not be found again after saving, since the copy is not saved."""
+    saved, waiting = set(), [model.config]
+    while waiting:
+        config = waiting.pop()
+        saved.add(id(config))
+        waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
+    for config, modules in by_config(model):
+        if id(config) not in saved:
+            raise ValueError(
+                f"{type(modules[0]).__name__} reads a copy of {type(model).__name__}'s config, which is not saved with the "
+                "model: convert the part that owns the attention by itself"
+            )
+
+
+def _hand_down(model: Any) -> None:
+    """Options of the whole are those of its parts too, unless a part has its own."""
+    options = _options_in(model.config)
+    if options is not None:
+        for config, _ in by_config(model):
+            if getattr(config, "lln", None) is None:
+                config.lln = replace(options, layers=None).to_dict()
+
+
+def _attach_described(model: Any) -> None:
+    """What the configs of the model describe. A part of a model whose config is shared with other parts waits for the whole."""
+    for config, modules in by_config(model):
+        options = _options_in(config)
+        if options is None or options.layers is None or len(modules) < len(options.layers):
+            continue
+        if len(modules) > len(options.layers):
+            raise ValueError(
+                f"config.lln describes {len(options.layers)} attention modules, but {type(model).__name__} has {len(modules)}"
+            )
+        attach(dict(zip(modules, options.layers, strict=True)), options.mix)
 
 
 def install_attachment(names: Collection[str]) -> None:
@@ -47,14 +101,13 @@ def install_attachment(names: Collection[str]) -> None:
         return
 
     def attaching_post_init(self: Any) -> None:
-        options = _own_options(self)
-        if options is not None and options.layers is not None:
-            attach(self, options)
+        _hand_down(self)
+        _attach_described(self)
         post_init(self)
 
     def choosing(self: Any, requested_attention: str | None, is_init_check: bool = False) -> str:
         if requested_attention is None:
-            options = _own_options(self)
+            options = _options_in(self.config)
             requested_attention = None if options is None else options.attention
         chosen = choose(self, requested_attention, is_init_check)
         if chosen in names:
@@ -62,8 +115,9 @@ def install_attachment(names: Collection[str]) -> None:
         return chosen
 
     def setting(self: Any, attn_implementation: Any, *args: Any, **more: Any) -> None:
-        if isinstance(attn_implementation, str) and attn_implementation in names:
-            _refuse_without_interface(type(self), attn_implementation)
+        asked: Any = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        if asked in names:
+            _refuse_without_interface(type(self), asked)
         set_attention(self, attn_implementation, *args, **more)
 
     attaching_post_init.attaches_lln = True  # type: ignore[attr-defined]
@@ -85,6 +139,6 @@ def _refuse_without_interface(model: type, attention: str) -> None:
     )
 
 
-def _own_options(model: Any) -> LLNOptions | None:
-    given = getattr(model.config, "lln", None)
+def _options_in(config: Any) -> LLNOptions | None:
+    given = getattr(config, "lln", None)
     return None if given is None else LLNOptions.from_dict(given)

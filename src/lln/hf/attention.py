@@ -14,7 +14,7 @@ from lln.attention import lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.hf.branches import branches
 from lln.hf.call import Call, read_call, refuse_growing_cache
-from lln.hf.options import LLNOptions, options_of
+from lln.hf.options import LLNOptions, is_converted, options_of
 from lln.hf.parameters import LLNParameters
 from lln.hf.scales import Scales, scales_for
 from lln.hf.softmax import softmax_attention, softmax_matrix
@@ -57,8 +57,13 @@ def attend(call: Call, blocks: bool) -> Result:
     if getattr(call.module, "lln_keeps_softmax", False):
         return softmax_attention(call), softmax_matrix(call) if call.weights_wanted else None
     refuse_growing_cache(call)
-    options = options_of(getattr(call.module, "config", None))
-    parameters = getattr(call.module, "lln", None)
+    config, parameters = getattr(call.module, "config", None), getattr(call.module, "lln", None)
+    if parameters is None and is_converted(config):
+        raise ValueError(
+            f"config.lln describes a converted model, but this {type(call.module).__name__} has no parameters of it: load the "
+            "whole model that was converted, with as many layers"
+        )
+    options = options_of(config)
     scales = scales_for(call, options, parameters)
     use_blocks = blocks and not call.cross
     out = _output(call, options, parameters, scales, use_blocks)

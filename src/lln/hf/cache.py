@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from lln.hf.modules import attention_modules
+from lln.hf.options import ATTENTIONS
 from lln.state import LLNState
 
 NO_ROLLBACK = (
     "a linear attention's past is a sum: tokens cannot be taken out of it again. Assisted decoding, prompt lookup and "
-    "anything else that crops the cache needs softmax attention or use_cache=False"
+    "anything else that crops the cache needs softmax attention"
 )
 
 
@@ -29,19 +30,32 @@ class LLNCacheLayer(CacheLayerMixin):
         super().__init__()
         self.seen = 0
         self.state: LLNState | None = None
+        self.waiting = False  # keys came whose state has not been kept yet
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """The new keys and values alone; the attention function finds this layer at the keys."""
+        if self.waiting:
+            raise ValueError(
+                "the keys of the last call never reached an LLN attention, so this cache has forgotten them: the model's "
+                "attention is another one, or it changes its keys after storing them (as DeepSeek's does). Generate with "
+                "use_cache=False, or set attn_implementation='lln_diag' or 'lln' for LLNCache"
+            )
+        self.waiting = True
         self.seen += key_states.shape[-2]
         key_states.lln_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def keep(self, state: LLNState) -> None:
         """The state after these keys. Compiled graphs write it where the last one is: addresses stay the same."""
-        self.is_initialized = True
+        if not self.waiting:
+            raise ValueError(
+                "a second layer attends to the keys of another one (as Gemma 3n's last layers do), and its state would count "
+                "them twice: generate with use_cache=False"
+            )
+        self.waiting, self.is_initialized = False, True
         if self.state is None or not torch.compiler.is_compiling():
             self.state = state
             return
@@ -64,7 +78,7 @@ class LLNCacheLayer(CacheLayerMixin):
         return 0 if self.state is None else self.state.nbytes()
 
     def reset(self) -> None:
-        self.seen, self.state, self.is_initialized = 0, None, False
+        self.seen, self.state, self.is_initialized, self.waiting = 0, None, False, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -103,6 +117,12 @@ class LLNCache(Cache):
         causal = [m for m in attention_modules(model) if getattr(m, "is_causal", False)]
         if not causal:
             raise ValueError(f"{type(model).__name__} has no causal attention, so it has no past to keep")
+        others = {str(m.config._attn_implementation) for m in causal} - set(ATTENTIONS)  # type: ignore[union-attr]
+        if others:
+            raise ValueError(
+                f"an LLNCache is for {' and '.join(ATTENTIONS)}, but this model's attention is {', '.join(sorted(others))}: "
+                "it needs a cache that keeps every key"
+            )
         index = {int(getattr(m, "layer_idx", i) or 0): m for i, m in enumerate(causal)}
         windows = [i for i, m in index.items() if getattr(m, "sliding_window", None) is not None]
         if windows:

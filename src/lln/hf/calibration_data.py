@@ -1,6 +1,6 @@
 """What to calibrate on, as batches a model takes: texts with a tokenizer, or anything that yields batches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,12 @@ def batches_of(
     data: Any, model: Any, tokenizer: Any = None, max_length: int = 512, batch_size: int = 4
 ) -> list[dict[str, Tensor]]:
     """Batches on the model's device. `data` is a list of texts, or an iterable of dictionaries or tensors."""
+    if isinstance(data, (str, Mapping, Tensor)):
+        raise TypeError(
+            f"calibrate must be a list of texts or of batches, got one {type(data).__name__}: put it into a list"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     data = list(data)
     if not data:
         raise ValueError("calibrate is empty: give texts or batches to measure attention on")
@@ -20,6 +26,8 @@ def batches_of(
         found = list(_tokenized(data, tokenizer, max_length, batch_size))
     else:
         found = [_as_inputs(x, model) for x in data]
+    if any(mask is not None and not mask.any() for mask in (batch.get("attention_mask") for batch in found)):
+        raise ValueError("a batch of calibrate is nothing but padding: its attention_mask has no token that counts")
     return [{name: x.to(model.device) for name, x in batch.items() if isinstance(x, Tensor)} for batch in found]
 
 
@@ -36,18 +44,29 @@ def run_through(model: Any, batches: Iterable[dict[str, Tensor]]) -> None:
 
 
 def _tokenized(texts: list[str], tokenizer: Any, max_length: int, batch_size: int) -> Iterator[dict[str, Tensor]]:
+    """Padded on the right: LLN sees rotary positions, which padding on the left would move."""
     for at in range(0, len(texts), batch_size):
         chosen = texts[at : at + batch_size]
         padding = len(chosen) > 1
-        yield dict(tokenizer(chosen, truncation=True, max_length=max_length, padding=padding, return_tensors="pt"))
+        yield dict(
+            tokenizer(
+                chosen,
+                truncation=True,
+                max_length=max_length,
+                padding=padding,
+                padding_side="right",
+                return_tensors="pt",
+            )
+        )
 
 
 def _as_inputs(batch: Any, model: Any) -> dict[str, Tensor]:
     if isinstance(batch, Tensor):
         return {model.main_input_name: batch}
     try:
-        return dict(batch)
+        named = dict(batch)
     except (TypeError, ValueError):
-        raise TypeError(
-            f"calibrate must hold texts, dictionaries of tensors or tensors, got {type(batch).__name__}"
-        ) from None
+        named = {}
+    if not named or not all(isinstance(name, str) for name in named):
+        raise TypeError(f"calibrate must hold texts, dictionaries of tensors or tensors, got {type(batch).__name__}")
+    return named

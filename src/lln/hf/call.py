@@ -55,11 +55,12 @@ def read_call(
     _refuse_other_patterns(module, options)
     causal = _is_causal(module, options.get("is_causal"))
     layer = getattr(k, "lln_layer", None)
-    key_mask = keys_that_count(attention_mask, k.shape[2])
+    starts = getattr(attention_mask, "lln_starts", None)
+    key_mask = keys_that_count(None if starts is not None else attention_mask, k.shape[2])
     cu_seqlens = None
     if key_mask is None and layer is None and q.shape[2] == k.shape[2]:
         cu_seqlens = packed_boundaries(
-            options.get("position_ids"), options.get("cu_seq_lens_q"), q.shape[0], q.shape[2]
+            options.get("position_ids"), options.get("cu_seq_lens_q"), q.shape[0], q.shape[2], starts
         )
     return Call(
         module, q, k, v, key_mask, cu_seqlens, causal, _is_cross(module, causal, q, k),

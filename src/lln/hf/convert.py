@@ -13,19 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lln.hf.attach import attach, detach
+from lln.hf.attach import attach, describe, detach, refuse_unsaved_configs
 from lln.hf.branches import branches
 from lln.hf.calibration_data import batches_of, run_through
 from lln.hf.call import Call
 from lln.hf.capture import watching
 from lln.hf.fit import FACTORS, MixFit
 from lln.hf.modules import attention_modules
-from lln.hf.options import LayerShape, LLNOptions
+from lln.hf.options import ATTENTIONS, LayerShape, LLNOptions, is_converted, options_of
 from lln.hf.pooled_statistics import PooledStatistics
+from lln.hf.registration import register
 from lln.hf.scales import Scales
-from lln.matching import DEFAULT_TARGET, match_statistics, shape_for_attention
-
-ATTENTIONS = ("lln", "lln_diag")
+from lln.matching import match_statistics, shape_for_attention
 
 
 def convert(
@@ -35,8 +34,8 @@ def convert(
     keep_softmax: Iterable[int] = (),
     *,
     tokenizer: Any = None,
-    target: str = DEFAULT_TARGET,
-    block_size: int = 64,
+    target: str | None = None,
+    block_size: int | None = None,
     subtract_mean_key: bool = True,
     fit: bool = True,
     maps: bool = False,
@@ -50,41 +49,48 @@ def convert(
     calibrate: texts (with `tokenizer`), or batches (a DataLoader, a list of dictionaries or tensors) to measure on. None:
         nothing is measured, each sample is matched when it comes; not for causal models.
     keep_softmax: attention modules, by their number in the model's order (negative ones from the end), to leave as they are.
-    target, block_size, subtract_mean_key: as `LLNOptions` has them.
+    target, block_size: as `LLNOptions` has them; None: as model.config.lln has them.
+    subtract_mean_key: move the keys so that their mean, measured on the data, is zero.
     fit: fit concentration and mixing per head to softmax's output; False takes them as matched, mixed half and half.
     maps, per_feature: make room for learned maps of q and k, and for alpha and beta per feature.
     """
     if attention not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}")
-    if getattr(model.config, "lln", None) and LLNOptions.from_dict(model.config.lln).layers is not None:
+    if is_converted(model.config):
         raise ValueError("this model is converted already: lln.hf.unload(model) gives its softmax back first")
     modules = attention_modules(model)
     if not modules:
         raise ValueError(f"{type(model).__name__} has no module that goes through transformers' attention interface")
+    refuse_unsaved_configs(model)
     kept = _kept(keep_softmax, modules)
+    before = options_of(model.config)
+    options = LLNOptions(
+        attention=attention,
+        target=before.target if target is None else target,
+        block_size=before.block_size if block_size is None else block_size,
+        mix=before.mix,
+        subtract_mean_key=subtract_mean_key,
+    )
     if calibrate is None:
-        return _convert_unmeasured(model, attention, modules, kept, target, block_size, subtract_mean_key)
+        return _convert_unmeasured(model, options, modules, kept)
 
     batches = batches_of(calibrate, model, tokenizer, max_length, batch_size)
     statistics, seen = _measure(model, batches)
-    layers = [
-        LayerShape(*seen[m], per_feature=per_feature, maps=maps) if m in seen and m not in kept else None
+    shapes = {
+        m: LayerShape(*seen[m], per_feature=per_feature, maps=maps) if m in seen and m not in kept else None
         for m in modules
-    ]
-    if not any(layers):
+    }
+    if not any(shapes.values()):
         raise ValueError("nothing to convert: every attention module keeps softmax, has a window, or was not called")
-    options = LLNOptions(
-        attention=attention, target=target, block_size=block_size, subtract_mean_key=subtract_mean_key, layers=layers
-    )
-    model.lln_before = model.config._attn_implementation
-    attach(model, options)
+    _remember_softmax(model)
+    attach(shapes, options.mix)
     for module in modules:
         if getattr(module, "lln", None) is not None:
             module.lln.to(model.device)
             _set_matched(module, statistics[module], options)
     if fit:
         _fit(model, batches, attention == "lln_diag", options)
-    model.config.lln = options.to_dict()
+    describe(model, options)
     model.set_attn_implementation(attention)
     return model
 
@@ -93,17 +99,13 @@ def unload(model: Any) -> Any:
     """Take LLN away again: the model is the softmax model it was, bit for bit. Returns the model."""
     before = getattr(model, "lln_before", None) or "sdpa"
     detach(model)
-    if hasattr(model.config, "lln"):
-        del model.config.lln
     if hasattr(model, "lln_before"):
         del model.lln_before
     model.set_attn_implementation(before)
     return model
 
 
-def _convert_unmeasured(
-    model: Any, attention: str, modules: list, kept: set, target: str, block_size: int, subtract_mean_key: bool
-) -> Any:
+def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: set) -> Any:
     if any(getattr(m, "is_causal", False) for m in modules):
         raise ValueError(
             "a causal model needs alpha and beta from data, since it may not look at the whole sequence: give calibrate="
@@ -112,18 +114,22 @@ def _convert_unmeasured(
         raise ValueError(
             "keep_softmax goes with calibrate=: without data nothing is stored in the model, layer by layer"
         )
-    model.lln_before = model.config._attn_implementation
-    model.config.lln = LLNOptions(
-        attention=attention, target=target, block_size=block_size, subtract_mean_key=subtract_mean_key
-    ).to_dict()
-    model.set_attn_implementation(attention)
+    _remember_softmax(model)
+    describe(model, options, measured=False)
+    model.set_attn_implementation(options.attention)
     return model
+
+
+def _remember_softmax(model: Any) -> None:
+    """What `unload` is to give back: the last implementation that was not one of ours."""
+    if model.config._attn_implementation not in register():
+        model.lln_before = model.config._attn_implementation
 
 
 def _kept(keep_softmax: Iterable[int], modules: list) -> set[nn.Module]:
     count = len(modules)
     numbers = [keep_softmax] if isinstance(keep_softmax, int) else list(keep_softmax)
-    wrong = [n for n in numbers if not -count <= n < count]
+    wrong = [n for n in numbers if not isinstance(n, int) or not -count <= n < count]
     if wrong:
         raise ValueError(f"keep_softmax names {wrong}, but the model has attention modules 0 to {count - 1}")
     return {modules[n] for n in numbers}
@@ -147,8 +153,7 @@ def _measure(
 
 def _set_matched(module: Any, pooled: PooledStatistics, options: LLNOptions) -> None:
     statistics = pooled.result(options.subtract_mean_key)
-    scaling = getattr(module, "scaling", None)
-    matched = match_statistics(statistics, module.lln.shape.head_dim, target=options.target, scale=scaling)
+    matched = match_statistics(statistics, module.lln.shape.head_dim, target=options.target, scale=pooled.scale)
     alpha, beta = shape_for_attention(*matched, module.lln.shape.heads, torch.float32)
     module.lln.set(alpha=alpha[0, :, 0], beta=beta[0, :, 0])
     module.lln.mean_key = statistics.mean_key[0].float() if options.subtract_mean_key else None

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from lln.hf.calibration_data import batches_of
+from lln.hf.distil_checkpoint import fingerprint
 from lln.hf.distil_plan import END_TO_END, STAGES, split
 from lln.hf.distil_progress import progress_bar
 from lln.hf.distil_train import Training
 from lln.hf.low_rank import LowRank
-from lln.hf.maps import KINDS, converted_modules, fold, make_room
+from lln.hf.maps import KINDS, converted_modules, fold, make_room, put_back
 from lln.hf.modules import attention_modules
+from lln.hf.options import ATTENTIONS, LLNOptions
 
 LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "maps")
 
@@ -64,28 +66,41 @@ def distil(
         (needs peft). `unload` then gives softmax with the changed weights.
     group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end
         half as often.
-    checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have.
+    checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have. The
+        model itself is as it was before a run that was interrupted.
     on_step: called with the stage, the step's number and its errors (one for each layer, or one).
     """
-    learn = _check(model, steps, lr, stage, learn, maps, group, passes, low_rank)
+    whole = {
+        "steps": steps,
+        "group": group,
+        "passes": passes,
+        "checkpoint_every": checkpoint_every,
+        "low_rank": low_rank,
+    }
+    learn = _check(model, whole, {"lr": lr, "end_to_end_lr": end_to_end_lr}, stage, learn, maps)
     stages = split(steps, stage, end_to_end_steps)
     batches = batches_of(data, model, tokenizer, max_length, batch_size)
     kept = maps if "maps" in learn else None
+    weights = fingerprint(x for m in converted_modules(model) for n, x in m.named_parameters() if "lln." not in n)
+    unlearned = {module: module.lln for module in converted_modules(model)}
     make_room(model, kept, per_feature=True)
     before = [(x, x.requires_grad) for x in model.parameters()]
     updates = None if low_rank is None else LowRank(model, low_rank, seed)
     for x, _ in before:
         x.requires_grad_(False)
     parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
-    mode = model.training
-    model.eval()
+    followed = model if teacher is None else teacher
+    modes = [(m, m.training) for m in (model, followed)]
+    for m, _ in modes:
+        m.eval()
     rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
     settings = {
         "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
-        "passes": passes, "seed": seed, "batches": len(batches), "low_rank": low_rank,
+        "passes": passes, "seed": seed, "low_rank": low_rank,
+        "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
     }  # fmt: skip
     training = Training(
-        model, model if teacher is None else teacher, batches, parameters, settings,
+        model, followed, batches, parameters, settings,
         None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
     )  # fmt: skip
     finished = False
@@ -96,35 +111,43 @@ def distil(
     finally:
         if updates is not None:
             (updates.merge if finished else updates.remove)()
+        if not finished:
+            put_back(model, unlearned)
         learned = set(parameters.values())
         for x, wanted in before:
             x.requires_grad_(wanted and x not in learned)
             x.grad = None if x in learned else x.grad
-        model.train(mode)
+        for m, training_mode in modes:
+            m.train(training_mode)
     if kept == "folded":
         fold(model)
     return model
 
 
 def _check(
-    model: Any, steps: int, lr: float, stage: str, learn: Iterable[str], maps: str | None, group: int, passes: int,
-    low_rank: int | None,
-) -> tuple[str, ...]:  # fmt: skip
+    model: Any, whole: dict[str, Any], rates: dict[str, Any], stage: str, learn: Iterable[str], maps: str | None
+) -> tuple[str, ...]:
     if not converted_modules(model):
         raise ValueError(
             "distil trains what lln.hf.convert measured and attached: convert the model first, "
             "lln.hf.convert(model, calibrate=texts)"
         )
-    for name, value in {"steps": steps, "group": group, "passes": passes, "low_rank": low_rank}.items():
-        if name == "low_rank" and value is None:
-            continue
+    if model.config._attn_implementation not in ATTENTIONS:
+        raise ValueError(
+            f"the model is converted, but runs with attn_implementation={model.config._attn_implementation!r}: "
+            f"set_attn_implementation({LLNOptions.from_dict(model.config.lln).attention!r}) first"
+        )
+    for name, value in whole.items():
         if not isinstance(value, int) or value < 1:
+            if name == "low_rank" and value is None:
+                continue
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr!r}")
+    for name, value in rates.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
-    if low_rank is not None and stage == "layers":
+    if whole["low_rank"] is not None and stage == "layers":
         raise ValueError("low_rank is learned end to end, and stage='layers' has no such steps")
     if maps not in KINDS:
         raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
@@ -132,6 +155,8 @@ def _check(
     unknown = [name for name in chosen if name not in LEARNABLE]
     if unknown or not chosen:
         raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
+    if maps is None and chosen == ("maps",):
+        raise ValueError("learn names maps alone, and maps=None leaves them out: nothing would learn")
     return chosen
 
 

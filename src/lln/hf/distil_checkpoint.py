@@ -1,6 +1,8 @@
 """Checkpoints of a distillation: one safetensors file with parameters, optimiser state and progress, whole or not at all."""
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,15 @@ from torch import Tensor
 
 FILE = "distil.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Tells data and weights apart: a checkpoint goes on with what it began with, or not at all."""
+    found = hashlib.sha256()
+    for x in tensors:
+        found.update(f"{x.dtype}{tuple(x.shape)}".encode())
+        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def save_checkpoint(

@@ -42,7 +42,6 @@ class Training:
         updates: LowRank | None = None,
     ) -> None:
         self.model, self.teacher, self.batches = model, teacher, batches
-        teacher.eval()
         self.parameters, self.settings, self.folder, self.every = parameters, settings, folder, every
         self.updates = updates
         self.pairs = _pairs(model, teacher)
@@ -142,4 +141,20 @@ def _pairs(model: Any, teacher: Any) -> dict[nn.Module, nn.Module]:
         raise ValueError(
             f"the teacher has {len(followed)} attention modules and the model {len(own)}: layers cannot be paired"
         )
+    for t, m in zip(followed, own, strict=True):
+        if _sizes(t) != _sizes(m):
+            raise ValueError(
+                f"an attention of the teacher has projections of {_sizes(t)} and the model's of {_sizes(m)}: the teacher must "
+                "have the model's heads and width"
+            )
     return {t: m for t, m in zip(followed, own, strict=True) if getattr(m, "lln", None) is not None}
+
+
+def _sizes(module: Any) -> list[tuple[int, ...]]:
+    """Of the projections and, where the module says so, of the heads."""
+    heads = [
+        (h,) for n in ("num_heads", "num_attention_heads", "head_dim") if (h := getattr(module, n, None)) is not None
+    ]
+    return [
+        tuple(x.shape) for name, x in module.named_parameters() if "lln." not in name and "lora_" not in name
+    ] + heads

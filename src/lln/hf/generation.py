@@ -7,8 +7,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 
 from lln.hf.cache import NO_ROLLBACK, LLNCache
-
-STATEFUL = ("lln", "lln_diag")
+from lln.hf.options import ATTENTIONS
 
 
 def install_cache_choice(stateless: list[str]) -> None:
@@ -21,7 +20,7 @@ def install_cache_choice(stateless: list[str]) -> None:
         self: Any, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *rest: Any, **named: Any
     ) -> Any:
         attention = self.config.get_text_config(decoder=True)._attn_implementation
-        if attention in STATEFUL or attention in stateless:
+        if attention in ATTENTIONS or attention in stateless:
             choose_cache(self, attention, generation_config, model_kwargs, generation_mode)
         return original(self, generation_config, model_kwargs, generation_mode, *rest, **named)
 
@@ -37,7 +36,7 @@ def choose_cache(model: Any, attention: str, generation_config: Any, model_kwarg
     inner = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
     if given is None and generation_config.use_cache is False:
         return
-    if attention not in STATEFUL:
+    if attention not in ATTENTIONS:
         raise ValueError(f"{attention} keeps no state to generate from: pass use_cache=False")
     if given is not None:
         if not isinstance(inner, LLNCache):

@@ -8,14 +8,16 @@ features of each frequency after the projection, M must commute with every turn:
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lln.hf.attach import describe
 from lln.hf.modules import attention_modules, named_attention_modules
-from lln.hf.options import LayerShape, LLNOptions
+from lln.hf.options import LayerShape, options_of
 from lln.hf.parameters import LLNParameters
 
 KINDS = ("free", "folded", None)
@@ -79,7 +81,14 @@ def make_room(model: Any, maps: str | None, per_feature: bool = True) -> None:
             own.shape, maps=maps is not None or own.shape.maps, per_feature=per_feature or own.shape.per_feature
         )
         _swap(module, shape, kind)
-    _describe(model)
+    describe(model, options_of(model.config))
+
+
+def put_back(model: Any, parameters: Mapping[Any, LLNParameters]) -> None:
+    """Undo `make_room`: every module has these parameters again."""
+    for module, own in parameters.items():
+        module.lln = own
+    describe(model, options_of(model.config))
 
 
 @torch.no_grad()
@@ -93,7 +102,7 @@ def fold(model: Any) -> None:
         _multiply(query, own.query_matrix())
         _multiply(key, own.matrix().double())
         _swap(module, replace(own.shape, maps=False), LLNParameters)
-    _describe(model)
+    describe(model, options_of(model.config))
 
 
 def projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
@@ -155,11 +164,3 @@ def _swap(module: Any, shape: LayerShape, kind: type[LLNParameters]) -> None:
     after.set(**values)
     after.fit_error = before.fit_error
     module.lln = after
-
-
-def _describe(model: Any) -> None:
-    """config.lln says what is attached, so that a saved model finds its place again."""
-    options = LLNOptions.from_dict(model.config.lln)
-    attached: list[LLNParameters | None] = [getattr(module, "lln", None) for module in attention_modules(model)]
-    layers = [None if parameters is None else parameters.shape for parameters in attached]
-    model.config.lln = replace(options, layers=layers).to_dict()

@@ -5,12 +5,14 @@
 True
 """
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lln.matching import DEFAULT_TARGET, TARGETS
 
 VERSION = 1
+ATTENTIONS = ("lln", "lln_diag")  # those that read these options and keep a state; the zoo's members do neither
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,11 @@ class LLNOptions:
 
     @staticmethod
     def from_dict(given: Any) -> "LLNOptions":
-        if isinstance(given, LLNOptions):
-            return given
         if not isinstance(given, dict):
-            raise TypeError(f"config.lln must be a dictionary of options, got {type(given).__name__}")
+            hint = "; LLNOptions(...).to_dict() is one" if isinstance(given, LLNOptions) else ""
+            raise TypeError(
+                f"config.lln must be a dictionary of options, since it is saved as JSON; got {type(given).__name__}{hint}"
+            )
         unknown = [name for name in given if name not in _NAMES]
         if unknown:
             raise ValueError(f"config.lln has no option {', '.join(map(repr, unknown))}; it has: {', '.join(_NAMES)}")
@@ -100,13 +103,19 @@ def options_of(config: Any) -> LLNOptions:
     return LLNOptions.from_dict(given)
 
 
+def is_converted(config: Any) -> bool:
+    """Whether config.lln describes modules with parameters of their own."""
+    given = getattr(config, "lln", None)
+    return isinstance(given, dict) and given.get("layers") is not None
+
+
 def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
 def _check_scale(name: str, given: Any) -> None:
     numbers = given if isinstance(given, (list, tuple)) else [given]
-    if given is not None and not (numbers and all(_is_number(x) and x > 0 for x in numbers)):
+    if given is not None and not (numbers and all(_is_number(x) and 0 < x < math.inf for x in numbers)):
         raise ValueError(
-            f"config.lln[{name!r}] must be a positive number or a list of one for each head, got {given!r}"
+            f"config.lln[{name!r}] must be a positive, finite number or a list of one for each head, got {given!r}"
         )

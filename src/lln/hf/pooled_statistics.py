@@ -19,9 +19,11 @@ class PooledStatistics:
         self.sums: dict[str, Tensor] = {}
         self.weight = 0.0
         self.samples = 0
+        self.scale: float | None = None  # of q.k, as the module asks for it: some scale q before
 
     def add(self, call: Call) -> None:
         s = statistics_of(call.q, call.k, key_padding_mask=call.key_mask, cu_seqlens=call.cu_seqlens, center_keys=True)
+        self.scale = call.scale
         weight = s.keys.double()
         parts = {
             "mean_q": s.mean_q, "square_q": s.var_q + s.mean_q.square(), "mean_key": s.mean_key,

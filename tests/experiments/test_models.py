@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from lln.experiments import lra
 from lln.experiments.contestants import Contestant
 from lln.experiments.models.roberta import LongClassifier, MaskedLanguageModel, Size, configuration
+from lln.experiments.models.vit import ImageClassifier
+from lln.experiments.models.vit import Size as VitSize
 from lln.zoo import names
 
 SIZE = Size(layers=2, width=32, heads=2, feed_forward=48, length=64, dropout=0.0)
@@ -65,3 +67,22 @@ def test_the_long_range_arena_normalises_where_its_settings_say_so(preset: str, 
     settings = lra.PRESETS[preset]
     rows = lra.load("listops", settings, None)
     assert isinstance(lra.model_for("listops", rows, Contestant("softmax"), settings).normalise, kind)
+
+
+@pytest.mark.parametrize("name", ["performer", "skyformer", "linformer", "lln_diag"])
+def test_everything_but_the_attention_begins_as_softmax_does(name: str) -> None:
+    def rest(member: str) -> dict[str, Tensor]:
+        weights = classifier(member).state_dict()
+        return {key: x for key, x in weights.items() if key.startswith("head") or "embeddings" in key}
+
+    wanted, found = rest("softmax"), rest(name)
+    assert len(wanted) > 4 and all(torch.equal(found[key], x) for key, x in wanted.items())
+
+
+def test_a_feed_forward_of_another_width_begins_as_vit_has_it() -> None:
+    torch.manual_seed(0)
+    model = ImageClassifier(VitSize(layers=1), 2, "linformer")
+    mlp = model.vit.layers[0].mlp
+    assert mlp.fc1.out_features != VitSize().feed_forward, "linformer has weights of its own, so its MLP is narrower"
+    assert float(mlp.fc1.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+    assert not mlp.fc1.bias.any() and not mlp.fc2.bias.any()

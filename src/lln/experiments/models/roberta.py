@@ -153,10 +153,10 @@ class LongClassifier(nn.Module):
         super().__init__()
         config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
         self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
-        use_attention(self.encoder, name, options or {}, _length(config))
         self.normalise = nn.BatchNorm1d(size.width) if normalise else nn.Identity()
         width = size.width * (4 if pairs else 1)
         self.head = nn.Sequential(nn.Linear(width, size.width), nn.GELU(), nn.Linear(size.width, classes))
+        use_attention(self.encoder, name, options or {}, _length(config))  # last: what it draws changes nothing else
 
     def forward(
         self,
@@ -194,8 +194,8 @@ class Finder(nn.Module):
         super().__init__()
         config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
         self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
-        use_attention(self.encoder, name, options or {}, _length(config))
         self.head = nn.Linear(size.width, classes)
+        use_attention(self.encoder, name, options or {}, _length(config))  # last: what it draws changes nothing else
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         asked = labels >= 0

@@ -56,6 +56,7 @@ class ImageClassifier(ViTForImageClassification):
             width = matched_width(member, size.width, size.feed_forward)
             if width != size.feed_forward:
                 layers[number].mlp = ViTMLP(ViTConfig(**{**config.to_dict(), "intermediate_size": width}))
+                layers[number].mlp.apply(self._init_weights)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:  # type: ignore[override]
         hidden = self.vit(pixel_values).last_hidden_state[:, 0]

@@ -1,8 +1,10 @@
 """Results are data: every run writes JSON with its command, seed, versions and machine; tables and plots are drawn from it."""
 
 import json
+import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -16,7 +18,7 @@ import torch
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """What somebody needs to run this again: command, seed, versions, machine, commit. No paths of this machine."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "seed": seed,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -35,14 +37,34 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     }
 
 
-def write_result(path: str | Path, data: dict[str, Any], seed: int | None = None) -> Path:
-    """Write `data` beside its provenance, whole or not at all."""
+def write_result(path: str | Path, data: dict[str, Any], seed: int | None = None, *, strict: bool = True) -> Path:
+    """Write `data` beside its provenance, whole or not at all.
+
+    strict: numbers that are not finite become null, since JSON has no others; False keeps them, for Python to read again.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".part")
-    aside.write_text(json.dumps({"provenance": provenance(seed), **data}, indent=1) + "\n")
+    content = {"provenance": provenance(seed), **data}
+    aside.write_text(json.dumps(_finite(content) if strict else content, indent=1, allow_nan=not strict) + "\n")
     aside.replace(path)
     return path
+
+
+def _finite(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _finite(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _command() -> str:
+    """As it would be typed; a module run by `python -m` under its name."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = Path(sys.argv[0]).name
+    program = [name] if spec is None or name == "lln" else ["python", "-m", spec.name.removesuffix(".__main__")]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

@@ -45,3 +45,24 @@ def test_help_helps(command: tuple[str, ...]) -> None:
 def test_a_wrong_option_is_refused_with_what_fits() -> None:
     result = runner.invoke(app, ["demo", "--steps", "0"], env={"COLUMNS": "120"})
     assert result.exit_code == 2 and "--steps" in result.output and "greater than or equal to 1" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("reproduce", "fig9", "--target", "bogus", "--steps", "1"), "bogus"),
+        (("reproduce", "fig1", "--data", "nowhere/at/all", "--steps", "1"), "nowhere/at/all"),
+        (("bench", "zoo", "--members", "bogus"), "no member 'bogus'"),
+        (("convert", "nowhere/at/all", "--data", "TEXTS"), "nowhere/at/all"),
+        (("distil", "nowhere/at/all", "--data", "TEXTS", "--classify", "5"), "no field 'label'"),
+    ],
+)
+def test_mistakes_end_in_words_and_an_exit_code(arguments: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "a b c"}\n')
+    given = [str(texts) if x == "TEXTS" else x for x in arguments]
+    result = runner.invoke(app, [*given, "--out", str(tmp_path / "out")], env={"COLUMNS": "200", "HF_HUB_OFFLINE": "1"})
+    assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
+    assert "Traceback" not in result.output
+    with pytest.raises((ValueError, OSError)):
+        runner.invoke(app, [*given, "--out", str(tmp_path / "out")], env={"LLN_TRACEBACK": "1"}, catch_exceptions=False)

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lln import data
 from lln.cli.app import app
+from lln.cli.reproduce_training import _arena_tasks
+from lln.cli.training import Choice
+from lln.data import MissingData
 
 TWO = ("--attention", "softmax", "--attention", "lln_diag")
 FEW = ("--steps", "2", "--validation-rows", "8")
@@ -93,3 +97,33 @@ def test_the_paper_presets_are_the_papers_sizes() -> None:
     }  # fmt: skip
     for experiment in (fig8, table1, table3, lra):
         assert "paper" in experiment.PRESETS["paper"].source, "where the hyper-parameters come from is said"
+
+
+def test_a_folder_of_other_validation_rows_is_refused(tmp_path: Path) -> None:
+    given = ("reproduce", "table3", "--attention", "softmax", "--steps", "1", "--out", str(tmp_path))
+    invoke(*given, "--validation-rows", "8")
+    assert "holds another run" in invoke(*given, "--validation-rows", "16", expected=2)
+
+
+def test_pretraining_of_another_folder_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    for name, seed_steps in (("a", "1"), ("b", "2")):
+        options = ("--attention", "softmax", "--validation-rows", "8", "--keep-models", "--steps", seed_steps)
+        invoke("reproduce", "fig8", *options, "--out", str(tmp_path / name))
+    given = ("reproduce", "table1", "--task", "sst2", "--attention", "softmax", *FEW, "--out", str(tmp_path / "glue"))
+    invoke(*given, "--pretrained", str(tmp_path / "a"), "--pretraining-steps", "1")
+    text = invoke(*given, "--pretrained", str(tmp_path / "b"), "--pretraining-steps", "2", expected=2)
+    assert "holds another run" in text and "pretrained_sha256" in text
+
+
+def test_everything_goes_on_without_the_retrieval_data_that_few_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(name: str, source: str | None = None, **_: Any) -> Any:
+        if name == "lra/retrieval":
+            raise MissingData(name, "not there", "fetch it")
+        return data_load(name, **_)
+
+    data_load = data.load
+    monkeypatch.setattr(data, "load", load)
+    found = _arena_tasks(Choice(data=str(tmp_path)))
+    assert set(found) == TASKS["table5"] - {"retrieval"} and "left out" in capsys.readouterr().out

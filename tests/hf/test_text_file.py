@@ -45,9 +45,12 @@ def test_the_choice_is_random_and_follows_the_seed(file: TextFile) -> None:
 
 
 def test_what_is_measured_on_was_not_trained_on_even_in_one_file(file: TextFile) -> None:
-    trained, tested = file.choose(tokenizer(), 2), file.to_measure_on(file.path).choose(tokenizer(), 2)
+    same = file.path.parent / ".." / file.path.parent.name / file.path.name  # by another path
+    trained, tested = file.leaving(same, 2).choose(tokenizer(), 9), file.to_measure_on(same).choose(tokenizer(), 2)
     for a, b in zip(trained, tested, strict=True):
         assert len(a) == len(b) == 2 and not set(a) & set(b)
+    with pytest.raises(ValueError, match="besides the 9 of each to measure on"):
+        file.leaving(same, 9).batches(make("bert"), tokenizer(), 2)
     other = file.path.with_name("other.jsonl.xz")
     assert file.to_measure_on(other) == TextFile(other, max_length=32)
 

@@ -16,8 +16,10 @@ from lln.cli.demo import demo
 from lln.cli.distil import distil
 from lln.cli.info import info
 from lln.cli.report import report
+from lln.cli.words import InWords
 
 app = typer.Typer(
+    cls=InWords,
     help="Linear Log-Normal attention: demo, figures of the paper, benchmarks, calibration, conversion of models.",
     no_args_is_help=True,
     add_completion=False,

@@ -14,7 +14,7 @@ except ImportError as missing:
 
 from lln.results import write_result
 
-app = typer.Typer(help="Figures of the paper, measured again.", no_args_is_help=True)
+app = typer.Typer(help="Tables and figures of the paper, measured again, and open questions.", no_args_is_help=True)
 
 
 class Preset(str, Enum):

@@ -9,7 +9,7 @@ import typer
 
 from lln.cli import reproduce
 from lln.cli.reproduce import app
-from lln.cli.training import Choice, OutOption, Preset, PresetOption, start, training_command
+from lln.cli.training import Choice, OutOption, Preset, PresetOption, in_words, start, training_command
 
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
@@ -55,6 +55,7 @@ def table1(
     corpus: CorpusOption = None,
     pretrained: PretrainedOption = None,
     pretraining_steps: PretrainingStepsOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
     from lln.experiments import table1 as experiment
@@ -67,7 +68,7 @@ def table1(
         validation_rows=choice.validation_rows or before.validation_rows,
     )
     settings = replace(settings, pretraining=pretraining)
-    _run("table1", choice, experiment, settings, corpus=corpus, pretrained=pretrained)
+    _run("table1", choice, experiment, settings, corpus=corpus, pretrained=pretrained, tokenizer=tokenizer)
 
 
 def table3(choice: Choice) -> None:
@@ -175,13 +176,15 @@ def table2(
 def everything(choice: Choice) -> None:
     """Every table and figure, one after the other, then the report. Stopped and started again, it goes on.
 
-    --data is a folder with wikitext2, glue, dogs-vs-cats, imdb and cifar10 beneath it.
+    --data is a folder with wikitext2, glue, dogs-vs-cats, imdb and cifar10 beneath it; with AAN's tsv files too, Long Range
+    Arena has its Retrieval.
     """
     from lln.report import write
 
     choice = replace(choice, out=choice.out or Path("runs"))
     out, steps = choice.out, choice.steps
     assert out is not None
+    arena = _arena_tasks(choice)  # what is missing is said now, not hours later
     figures = reproduce.Preset.quick if choice.preset is Preset.cpu else reproduce.Preset.full
     for figure in (reproduce.fig2, reproduce.fig5, reproduce.fig6, reproduce.fig7):
         figure(preset=figures, out=out / "figures", seed=0)
@@ -198,11 +201,31 @@ def everything(choice: Choice) -> None:
     )
     table3(choice.under("table3"))
     fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as sensitivity does
-    long_range_arena(choice.under("lra"))
+    long_range_arena(choice.under("lra"), task=arena)
     length(replace(choice.under("length"), data=None))  # generated
     sensitivity(replace(choice.under("sensitivity"), attention=None))
     gaussian(choice.under("gaussian"))
     typer.echo(f"report {write([out], out / 'report.html')}")
+
+
+def _arena_tasks(choice: Choice) -> list[str]:
+    """The tasks of Long Range Arena whose data is there. The data of the other tables has to be."""
+    from lln import data
+    from lln.experiments import lra, table1
+
+    def check() -> list[str]:
+        for name in ("wikitext", *table1.PRESETS[choice.preset.value].tasks, "dogs_vs_cats"):
+            data.load(name, source=choice.data)
+        settings, found = lra.PRESETS[choice.preset.value], []
+        for task in settings.tasks:
+            try:
+                lra.load(task, settings, choice.data)
+                found.append(task)
+            except data.MissingData as missing:
+                typer.echo(f"left out: {missing}")
+        return found
+
+    return in_words(check)
 
 
 app.command("all")(training_command(everything))

@@ -126,21 +126,23 @@ def bars(console: Console) -> Iterator[Bars]:
 
 
 def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any]], draw: Any = None) -> Path:
-    """Run it under progress bars; write JSON, table and plot; missing data or wrong options end in a message."""
-    from lln.data import MissingData
-
+    """Run it under progress bars; write JSON, table and plot; missing data end in a message and an exit code of their own."""
     first = int(os.environ.get("RANK", "0")) == 0  # of several processes one speaks and writes
     folder, console = out or Path("runs") / name, Console(quiet=not first)
-    try:
-        with bars(console) as watcher:
-            found = run(folder, watcher)
-    except MissingData as missing:
-        console.print(f"[bold red]missing data[/] {missing}", highlight=False)
-        raise typer.Exit(MISSING_DATA) from missing
-    except (ValueError, FileNotFoundError) as wrong:
-        console.print(f"[bold red]cannot run[/] {wrong}", highlight=False)
-        raise typer.Exit(2) from wrong
+    with bars(console) as watcher:
+        found = in_words(lambda: run(folder, watcher), console)
     return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"
+
+
+def in_words(what: Callable[[], Any], console: Console | None = None) -> Any:
+    """The result; data that is not there ends in a message and an exit code of its own."""
+    from lln.data import MissingData
+
+    try:
+        return what()
+    except MissingData as missing:
+        (console or Console()).print(f"[bold red]missing data[/] {missing}", highlight=False)
+        raise typer.Exit(MISSING_DATA) from missing
 
 
 def finish(name: str, folder: Path, found: dict[str, Any], draw: Any, console: Console) -> Path:

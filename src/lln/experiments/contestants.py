@@ -38,19 +38,29 @@ def parse(text: str) -> Contestant:
     known = [f.name for f in dataclasses.fields(registry.member(name).options)]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
+    try:
+        registry.member(name).options(**options)
+    except TypeError:
+        raise ValueError(
+            f"{rest!r} are no values for the options of {name}: {registry.member(name).options()}"
+        ) from None
     return Contestant(name, options, int(seeds) if at else None)
 
 
 def lineup(texts: Sequence[str], seeds: int) -> list[tuple[Contestant, int]]:
     """Who runs with which seed: all with the first, then all with the second, …"""
     chosen = [parse(text) for text in texts]
-    labels = [each.label for each in chosen]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise ValueError(f"every attention can be named once; given twice: {', '.join(twice)}")
+    once("attention", [each.label for each in chosen])
     counts = [seeds if each.seeds is None else each.seeds for each in chosen]
     return [
         (each, seed) for seed in range(max(counts)) for each, count in zip(chosen, counts, strict=True) if seed < count
     ]
+
+
+def once(what: str, names: Sequence[str]) -> None:
+    """Naming one twice would count its runs as so many seeds."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"every {what} can be named once; given twice: {', '.join(twice)}")
 
 
 def _value(text: str) -> Any:

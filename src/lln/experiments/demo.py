@@ -23,7 +23,7 @@ from lln.experiments import fig8
 from lln.experiments.figure import panels
 from lln.experiments.grid import Watcher
 from lln.experiments.maps import attention_maps
-from lln.experiments.masking import tokenizer_of, windows
+from lln.experiments.masking import read_tokenizer, windows
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln.experiments.training import Budget, Run
 
@@ -112,7 +112,7 @@ def speed_table(timing: dict[str, Any]) -> dict[str, Any]:
 
 def maps(settings: fig8.Settings, folder: Path) -> list[dict[str, Any]]:
     """Attention maps for the first validation window, of the softmax model that was just trained."""
-    tokenizer = tokenizer_of([], folder / "tokenizer", settings.vocabulary)
+    tokenizer = read_tokenizer(folder / "tokenizer")
     model = MaskedLanguageModel(configuration(settings.size, tokenizer.get_vocab_size()), "softmax")
     trained = folder / Run("mlm", "softmax", 0, settings.budget).name / "model" / "model.safetensors"
     model.load_state_dict(load_file(trained), strict=False)

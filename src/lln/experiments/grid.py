@@ -1,5 +1,6 @@
 """Many runs, one after the other, each in a folder of its own: those that are finished are read, not run again."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,5 +53,7 @@ def by_label(results: Sequence[dict[str, Any]], measure: str) -> dict[str, list[
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and standard deviation over seeds (0 for one)."""
+    """Mean, and standard deviation over seeds (0 for one); both NaN if a run diverged."""
+    if not all(map(math.isfinite, values)):
+        return math.nan, math.nan
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

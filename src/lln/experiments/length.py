@@ -20,7 +20,7 @@ from lln.data.needle import Needle
 from lln.data.recall import Recall
 from lln.data.task import spread
 from lln.experiments import scores
-from lln.experiments.contestants import Contestant, lineup
+from lln.experiments.contestants import Contestant, lineup, once
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln.experiments.models.roberta import Finder, Size
@@ -74,6 +74,9 @@ def run(
 ) -> dict[str, Any]:
     if source is not None:
         raise ValueError("recall and needle are generated: they take no --data")
+    once("task", settings.tasks)
+    if unknown := sorted(set(settings.tasks) - set(CHANCE)):
+        raise ValueError(f"there is no task {', '.join(unknown)}; there are: {', '.join(CHANCE)}")
     if any(shorter >= longer for shorter, longer in pairwise(settings.lengths)):
         raise ValueError(f"lengths must grow, got {', '.join(map(str, settings.lengths))}")
     jobs, records = [], []

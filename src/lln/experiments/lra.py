@@ -14,7 +14,7 @@ from lln import data
 from lln.bench.zoo_paper import TABLE_4_MEMORY, TABLE_4_TASKS, TABLE_4_TIME
 from lln.data.task import spread
 from lln.experiments import scores
-from lln.experiments.contestants import Contestant, lineup
+from lln.experiments.contestants import Contestant, lineup, once
 from lln.experiments.grid import Job, Watcher, data_record, run_all
 from lln.experiments.models.roberta import LongClassifier, Size
 from lln.experiments.tasks import ids_and_label, padded
@@ -88,6 +88,9 @@ def run(
     settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """All runs of all tasks, and what they show."""
+    once("task", settings.tasks)
+    if unknown := sorted(set(settings.tasks) - set(settings.lengths)):
+        raise ValueError(f"Long Range Arena has no task {', '.join(unknown)}; it has: {', '.join(settings.lengths)}")
     jobs, records = [], []
     for task in settings.tasks:
         rows = load(task, settings, source)

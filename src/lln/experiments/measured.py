@@ -1,6 +1,7 @@
 """`python -m lln.experiments.measured docs` writes docs/measured.md from the training results in docs/results."""
 
 import json
+import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,11 +49,37 @@ def described(found: dict[str, Any]) -> list[str]:
         f"{key.replace('_', ' ')} {grouped((r['task'], r['model'][key]) for r in runs)}" for key in runs[0]["model"]
     ]
     data = found["data"] if isinstance(found["data"], list) else [found["data"]]
-    sets = [f"{d['name']} ({d['source']}, {d['rows']['train']:,} rows to train on)" for d in data]
+    sets = [f"{d['name']} ({d['source']}, {amounts(d, found['settings'])})" for d in data]
     labels = dict.fromkeys(r["label"] for r in runs)
     seeds = grouped((label, len({r["seed"] for r in runs if r["label"] == label})) for label in labels)
     budget = grouped((r["task"], steps(r["budget"])) for r in runs)
-    return [f"Model: {', '.join(size)}. Budget: {budget}. Data: {'; '.join(sets)}. Seeds: {seeds}."]
+    return [
+        f"Model: {', '.join(size)}. Budget: {budget}. Data: {'; '.join(sets)}. Seeds: {seeds}. Parameters: "
+        f"{parameters(runs)}."
+    ]
+
+
+def amounts(record: dict[str, Any], settings: dict[str, Any]) -> str:
+    """How much was trained and tested on: tokens of a corpus, else rows."""
+    if "tokens" in record:
+        trained, tested, what = record["tokens"]["train"], record["tokens"]["validation"], "tokens"
+    else:
+        limit = int(settings["validation_rows"])
+        trained, tested, what = record["rows"]["train"], min(record["rows"]["validation"], limit), "rows"
+    return f"{trained:,} {what} to train on, {tested:,} to test on"
+
+
+def parameters(runs: list[dict[str, Any]]) -> str:
+    """Of each task the usual number, and who is further from it than 1 %."""
+    told = {}
+    for task in dict.fromkeys(r["task"] for r in runs):
+        counts = {r["label"]: r["parameters"] for r in runs if r["task"] == task}
+        usual = statistics.median_low(counts.values())
+        others = [
+            f"{label} {count / usual - 1:+.0%}" for label, count in counts.items() if abs(count / usual - 1) > 0.01
+        ]
+        told[task] = f"{usual:,}" + (f" ({', '.join(others)})" if others else "")
+    return grouped(told.items())
 
 
 def steps(budget: dict[str, Any]) -> str:

@@ -12,11 +12,12 @@ from typing import Any
 from safetensors.torch import load_file
 
 from lln import data
+from lln.data.files import sha256
 from lln.data.task import spread
 from lln.experiments import fig8, scores
-from lln.experiments.contestants import Contestant, lineup
+from lln.experiments.contestants import Contestant, lineup, once
 from lln.experiments.grid import Job, Watcher, data_record, run_all
-from lln.experiments.masking import PADDING, tokenizer_of
+from lln.experiments.masking import PADDING, read_tokenizer
 from lln.experiments.models.roberta import SequenceClassifier, configuration
 from lln.experiments.tasks import padded, text_and_label
 from lln.experiments.training import Budget, Run, train
@@ -87,31 +88,35 @@ def run(
     source: str | None = None,
     corpus: str | None = None,
     pretrained: Path | None = None,
+    tokenizer: Path | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Pre-train what is not there yet, fine-tune, and what comes of it.
 
     source      where the GLUE tasks are; corpus: where the text for pre-training is.
     pretrained  the folder of an earlier `lln reproduce fig8 --keep-models`; else folder/pretraining.
+    tokenizer   as fig8 has it: a folder with the files of a byte-level BPE; None: one trained on the corpus.
     """
+    once("task", settings.tasks)
     by_task = {task: load(task, settings, source) for task in settings.tasks}  # before hours of pre-training
     before = pretrained or folder / "pretraining"
     first = fig8.with_contestants(settings.pretraining, settings.contestants, settings.seeds)
-    fig8.run(first, before, source=corpus, watcher=watcher, keep_models=True)
-    tokenizer = tokenizer_of([], before / "tokenizer", first.vocabulary)
-    make, size = text_and_label(tokenizer, settings.length), first.size
+    fig8.run(first, before, source=corpus, tokenizer=tokenizer, watcher=watcher, keep_models=True)
+    bpe = read_tokenizer(before / "tokenizer")
+    make, size = text_and_label(bpe, settings.length), first.size
 
     def job(task: str, rows: data.TaskData, contestant: Contestant, seed: int) -> Job:
         origin = Run("mlm", contestant.name, seed, first.budget, options=contestant.options).name
-        record = {**data_record(rows), "pretraining": origin}
+        weights = before / origin / "model" / "model.safetensors"
+        record = {**data_record(rows), "pretraining": origin, "pretrained_sha256": sha256(weights)}
         described = Run(
             task, contestant.name, seed, settings.budget, contestant.label, contestant.options, asdict(size), record
         )
 
         def build() -> SequenceClassifier:
-            config = configuration(size, tokenizer.get_vocab_size(), num_labels=int(rows.classes or 1))
+            config = configuration(size, bpe.get_vocab_size(), num_labels=int(rows.classes or 1))
             model = SequenceClassifier(config, contestant.name, contestant.options)
-            start_from(model, before / origin / "model" / "model.safetensors")
+            start_from(model, weights)
             return model
 
         def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:

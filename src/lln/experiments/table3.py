@@ -5,7 +5,7 @@ alpha = beta: below the matched range accuracy falls, above it gradients grow.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from lln import data
 from lln.data.task import spread
 from lln.experiments import scores
+from lln.experiments.ablation import fixed_or_matched
 from lln.experiments.contestants import Contestant, lineup
 from lln.experiments.figure import panels
 from lln.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
@@ -68,7 +69,8 @@ def run(
 ) -> dict[str, Any]:
     """All runs, and what they show. With ABLATION for contestants it is Figure 10."""
     rows = data.load("dogs_vs_cats", source=source, size=settings.size.picture)
-    held_out, record = spread(rows.validation, settings.validation_rows), data_record(rows)
+    rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
+    record = data_record(rows)
 
     def job(contestant: Contestant, seed: int) -> Job:
         described = Run(
@@ -81,7 +83,7 @@ def run(
 
         def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
             return train(
-                described, at, build, rows.train, held_out, augmented_picture,  # type: ignore[arg-type]
+                described, at, build, rows.train, rows.validation, augmented_picture,  # type: ignore[arg-type]
                 make_validation=picture, metrics=scores.accuracy, on_step=on_step,
             )  # fmt: skip
 
@@ -131,10 +133,10 @@ def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
 
 def ablation_verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
     """Figure 10: smaller alpha and beta cost accuracy, larger ones make gradients grow."""
-    runs = {r["options"].get("alpha"): [] for r in results}  # type: ignore[var-annotated]
-    for r in results:
-        runs[r["options"].get("alpha")].append(r)
-    if None not in runs:
+    runs: dict[float | None, list[dict[str, Any]]] = {}
+    for r in fixed_or_matched(results):
+        runs.setdefault(r["options"].get("alpha"), []).append(r)
+    if None not in runs or len(runs) < 2:
         return []
     seeds = min(len(own) for own in runs.values())
     score = {alpha: mean_and_spread([scores.score_of(r) for r in own]) for alpha, own in runs.items()}

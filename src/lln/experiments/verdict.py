@@ -1,5 +1,6 @@
 """What became of a claim, in words and numbers."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,7 +37,9 @@ def range_of(values: list[float], where: list[bool], unit: str = "") -> str:
 
 
 def no_worse(gap: float, spread: float, seeds: int) -> str:
-    """Whether a loss is no worse than another by `gap`, given the spread over seeds of either."""
+    """Whether a loss is no worse than another by `gap`, given the spread over seeds of either; diverged runs are worse."""
+    if math.isnan(gap):
+        return FAILS
     if gap <= 0:
         return HOLDS if seeds > 1 else OPEN
     if seeds == 1:

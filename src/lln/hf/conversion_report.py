@@ -45,6 +45,7 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     tokenizer, original = load(settings.model)
     on_progress("choosing texts")
     texts = TextFile(settings.data, settings.max_length, settings.join, settings.seed)
+    texts = texts.leaving(settings.test_data, settings.test_texts)
     training = texts.batches(original, tokenizer, max(settings.texts, settings.distil_texts if settings.distil else 0))
     calibration = {name: first_texts(batches, settings.texts) for name, batches in training.items()}
     batches = [batch for found in calibration.values() for batch in found]

@@ -54,9 +54,12 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     """What was measured; the distilled model is saved."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    if settings.classify:
+        refuse_unlabelled(settings)  # before an hour of training
     tokenizer, original = load(settings.model)
     on_progress("choosing texts")
     texts = TextFile(settings.data, settings.max_length, settings.join, settings.seed)
+    texts = texts.leaving(settings.test_data, settings.test_texts)
     by_length = texts.batches(original, tokenizer, settings.texts, settings.batch_size)
     batches = [batch for found in by_length.values() for batch in found]
     held_out = texts.to_measure_on(settings.test_data)
@@ -119,6 +122,13 @@ def layer_errors(model: Any, batch: Batch) -> list[float]:
     captured = capture_layers(model, {m: m for m in converted_modules(model)}, batch)
     with torch.no_grad():
         return [float(relative_error(attend(c, True)[0], t, rows_that_count(c))) for c, t in captured]
+
+
+def refuse_unlabelled(settings: Settings) -> None:
+    from lln.hf.distil_classify import labelled_texts
+
+    for path in (settings.data, settings.test_data):
+        labelled_texts(path, 1)
 
 
 def compare_classifiers(settings: Settings) -> dict[str, Any]:

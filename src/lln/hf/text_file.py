@@ -22,7 +22,8 @@ class TextFile:
     max_length: tokens a text is cut at; texts that fill it are long, those of at most a third of it short.
     join: lines are joined until a text has so many characters, for files of paragraphs; 0 leaves them as they are.
     seed: of the choice, which is random because files are often sorted.
-    from_end: choose from the other end of that random order, so that two choices from one file have no text in common.
+    from_end: choose from the other end of that random order.
+    reserve: so many long and as many short texts at the other end are not chosen, nor others that read the same.
     """
 
     path: Path
@@ -30,10 +31,18 @@ class TextFile:
     join: int = 0
     seed: int = 0
     from_end: bool = False
+    reserve: int = 0
+
+    def leaving(self, path: Path, count: int) -> "TextFile":
+        """Texts to train on, none of which is among the `count` that `to_measure_on(path)` chooses."""
+        return replace(self, reserve=count if self._is(path) else 0)
 
     def to_measure_on(self, path: Path) -> "TextFile":
-        """The texts of another file, or of the same one those that were not chosen here."""
-        return replace(self, path=path, from_end=path == self.path)
+        """The texts of another file, or of the same one those that are left for it."""
+        return replace(self, path=path, from_end=self._is(path), reserve=0)
+
+    def _is(self, path: Path) -> bool:
+        return path.resolve() == self.path.resolve()
 
     def read(self) -> Iterator[str]:
         as_json = self.path.name.removesuffix(".xz").endswith((".jsonl", ".json"))
@@ -53,6 +62,9 @@ class TextFile:
         """At most `count` long texts and as many short ones."""
         texts = list(self.read())
         random.Random(self.seed).shuffle(texts)
+        if self.reserve:
+            left = replace(self, from_end=True, reserve=0).choose(tokenizer, self.reserve)
+            texts = [text for text in texts if text not in {*left[0], *left[1]}]
         long: list[str] = []
         short: list[str] = []
         for text in reversed(texts) if self.from_end else texts:
@@ -76,9 +88,10 @@ class TextFile:
         sizes = {"long": (long, batch_size), "short": (short, SHORT * batch_size)}
         found = {n: batches_of(x, model, tokenizer, self.max_length, size) for n, (x, size) in sizes.items() if x}
         if not found:
+            besides = f", besides the {self.reserve} of each to measure on" if self.reserve else ""
             raise ValueError(
                 f"{self.path} has no text that fills {self.max_length} tokens and none of at most "
-                f"{self.max_length // SHORT}: give other texts, another length, or join lines"
+                f"{self.max_length // SHORT}{besides}: give other texts, another length, or join lines"
             )
         return {
             name: [{k: b[k] for k in ("input_ids", "attention_mask")} for b in batches]

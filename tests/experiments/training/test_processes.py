@@ -45,3 +45,11 @@ def test_a_sharded_model_trains_like_a_whole_one(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "sharded.json").read_text())
     assert found["sharded"] == pytest.approx(found["whole"], rel=1e-5) and found["whole"][0] != found["whole"][-1]
     assert found["local"] < 0.6 * found["all"], "no process should hold more than its share of the weights"
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_batch_is_normalised_as_one_over_two_processes(tmp_path: Path) -> None:
+    run(tmp_path, two_processes(), "tests.experiments.training.shared_norm")
+    found = json.loads((tmp_path / "norm.json").read_text())
+    assert set(found["errors"]) == {"x", "weight", "mean", "var"} and found["size"] > 0.01
+    assert max(found["errors"].values()) < 1e-6, found

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lln.experiments.training import Budget, Run, checkpoints, train
+from lln.experiments.training.lock import held
 from tests.experiments.training import tiny_run
 
 NAME = "mlm_lln_diag_seed0"
@@ -82,3 +83,29 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)
     raise AssertionError(f"{path} never came")
+
+
+def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    with held(tmp_path):
+        lines = (
+            "from pathlib import Path",
+            "from lln.experiments.training.lock import held",
+            "with held(Path('.')): pass",
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1 and "another process is running in" in done.stderr
+    with held(tmp_path):  # free again
+        pass
+
+
+def test_a_finished_run_without_its_weights_is_refused_where_they_are_wanted(tmp_path: Path) -> None:
+    run = Run("mlm", "lln_diag", 0, tiny_run.BUDGET)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match="a finished run without its weights"):
+        train(run, tmp_path, lambda: None, [], [], lambda *_: {}, keep_model=True)  # type: ignore[arg-type, return-value]

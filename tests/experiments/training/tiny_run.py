@@ -15,6 +15,7 @@ import torch
 from lln.experiments.masking import Masking, tokenizer_of, windows
 from lln.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln.experiments.training import Budget, Run, checkpoints, train
+from lln.experiments.training.run import processes
 
 SIZE = Size(layers=2, width=32, heads=2, feed_forward=64, length=32, dropout=0.1)
 BUDGET = Budget(
@@ -25,7 +26,8 @@ TEXTS = [f"document {i}: {' '.join(str((i * j) % 17) for j in range(40))}\n" for
 
 def start(folder: Path, attention: str = "lln_diag", dropout: float = SIZE.dropout) -> dict[str, Any]:
     torch.set_num_threads(1)
-    tokenizer = tokenizer_of(TEXTS, folder / "tokenizer", 300)
+    with processes().main_process_first():
+        tokenizer = tokenizer_of(TEXTS, folder / "tokenizer", 300)
     rows, masking = windows(TEXTS, tokenizer, SIZE.length), Masking(tokenizer)
     config = configuration(Size(**{**vars(SIZE), "dropout": dropout}), masking.vocabulary)
     run = Run("mlm", attention, 0, BUDGET)

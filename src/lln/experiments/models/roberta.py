@@ -24,6 +24,7 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.roberta_prelayernorm import modeling_roberta_prelayernorm
 
 import lln.hf
+from lln.experiments.models.batch_norm import BatchNorm
 from lln.experiments.models.swap import AttentionOfLayer, Residual, WholeLayer, members
 from lln.zoo import registry
 from lln.zoo.encoder import matched_width
@@ -153,7 +154,7 @@ class LongClassifier(nn.Module):
         super().__init__()
         config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
         self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
-        self.normalise = nn.BatchNorm1d(size.width) if normalise else nn.Identity()
+        self.normalise = BatchNorm(size.width) if normalise else nn.Identity()
         width = size.width * (4 if pairs else 1)
         self.head = nn.Sequential(nn.Linear(width, size.width), nn.GELU(), nn.Linear(size.width, classes))
         use_attention(self.encoder, name, options or {}, _length(config))  # last: what it draws changes nothing else

@@ -11,6 +11,7 @@ Under torchrun or accelerate the same run is spread over the processes, with the
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lln.experiments.training.budget import Budget
 from lln.experiments.training.checkpoints import CheckpointedTrainer, newest
+from lln.experiments.training.lock import held
 from lln.experiments.training.stream import Held, Make, Stream
 from lln.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
 from lln.results import write_result
@@ -74,19 +76,39 @@ def train(
     processes().wait_for_everyone()
     done = folder / RESULT
     if done.exists():
+        if keep_model and not (folder / "model").is_dir():
+            raise ValueError(f"{folder} holds a finished run without its weights: choose another --out, or remove it")
         return dict(json.loads(done.read_text()))
+    with held(folder) if processes().is_main_process else nullcontext():
+        return _train(
+            run, folder, build, training, Held(validation, make_validation or make), make, collate, metrics, keep_model,
+            on_step, look,
+        )  # fmt: skip
 
+
+def _train(
+    run: Run,
+    folder: Path,
+    build: Callable[[], nn.Module],
+    training: Sequence[Any],
+    held_out: Held,
+    make: Make,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]] | None,
+    metrics: Metrics | None,
+    keep_model: bool,
+    on_step: OnStep | None,
+    look: tuple[int, Look] | None,
+) -> dict[str, Any]:
     disable_progress_bar()  # of every save; the run has one of its own
     set_seed(run.seed)
     model = build()
-    held = Held(validation, make_validation or make)
     arguments = _arguments(run, folder)
     times, scale = StepTimes(), LossScale()
     trainer = CheckpointedTrainer(
         model=model,
         args=arguments,
         train_dataset=Stream(training, make, run.seed, run.budget.steps * run.budget.batch),
-        eval_dataset=held,
+        eval_dataset=held_out,
         data_collator=collate,
         compute_metrics=metrics,
         callbacks=[times, scale, *([Progress(on_step)] if on_step is not None else [])],
@@ -96,7 +118,7 @@ def train(
     if run.budget.watch_every is not None and run.attention in WATCHED:
         Concentration(every=run.budget.watch_every, rows=32).add_to(trainer)
     if look is not None:
-        first = trainer.data_collator([held[i] for i in range(min(len(held), run.budget.batch))])
+        first = trainer.data_collator([held_out[i] for i in range(min(len(held_out), run.budget.batch))])
         trainer.add_callback(Looks(*look, first))
     trainer.train(resume_from_checkpoint=newest(folder))
     evaluation = _evaluation(trainer.evaluate())
@@ -112,7 +134,7 @@ def train(
     if trainer.is_world_process_zero():
         if keep_model:
             trainer.save_model(str(folder / "model"))
-        write_result(done, result, run.seed)
+        write_result(folder / RESULT, result, run.seed, strict=False)
     return result
 
 

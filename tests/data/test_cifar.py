@@ -66,3 +66,12 @@ def test_picture_folders(tmp_path: Path) -> None:
     data = lln.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")
     assert (data.train[1]["input_ids"] == 101).all() and data.train[1]["label"] == 1
     assert data.train[0]["input_ids"].shape == (1024,)
+
+
+def test_more_classes_than_cifar_has_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number in range(11):
+            (tmp_path / split / f"{number:02}").mkdir(parents=True)
+            Image.new("L", (32, 32), number).save(tmp_path / split / f"{number:02}" / "0.png")
+    with pytest.raises(ValueError, match="11 classes; lra/image has 10"):
+        lln.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")

@@ -74,6 +74,10 @@ def _cached(place: Path, part: list[Path], files: dict[str, str], cache: Path) -
 
 def _read(part: list[Path]) -> Arrays:
     read = [read_batch(path) for path in part]
+    for path, (pixels, labels) in zip(part, read, strict=True):
+        if pixels.shape[1:] != (3 * SIZE * SIZE,) or labels.max() >= CLASSES:
+            found = f"pictures of shape {pixels.shape[1:]} and labels up to {labels.max()}"
+            raise ValueError(f"{path} has {found}; CIFAR-10 has ({3 * SIZE * SIZE},) and up to {CLASSES - 1}")
     colours = numpy.concatenate([pixels for pixels, _ in read]).reshape(-1, 3, SIZE, SIZE).astype(numpy.uint32)
     weights = numpy.array([19595, 38470, 7471], dtype=numpy.uint32)  # ITU-R 601 in 1/65536, as Pillow's "L"
     grey = (numpy.tensordot(colours, weights, axes=(1, 0)) + 0x8000) >> 16

@@ -53,8 +53,9 @@ class Evil:
 def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "batch").write_bytes(pickle.dumps({b"data": Evil()}))
-    with pytest.raises(pickle.UnpicklingError, match="mkdir"):
+    with pytest.raises(pickle.UnpicklingError, match="mkdir") as caught:
         read_batch(tmp_path / "batch")
+    assert isinstance(caught.value, ValueError)  # which the commands tell in words
     assert not (tmp_path / "ran").exists()
 
 
@@ -66,3 +67,34 @@ def test_picture_folders(tmp_path: Path) -> None:
     data = lln.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")
     assert (data.train[1]["input_ids"] == 101).all() and data.train[1]["label"] == 1
     assert data.train[0]["input_ids"].shape == (1024,)
+
+
+def test_more_classes_than_cifar_has_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number in range(11):
+            (tmp_path / split / f"{number:02}").mkdir(parents=True)
+            Image.new("L", (32, 32), number).save(tmp_path / split / f"{number:02}" / "0.png")
+    with pytest.raises(ValueError, match="11 classes; lra/image has 10"):
+        lln.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (pickle.dumps({b"labels": [1]}), "labels, and no data"),
+        (pickle.dumps({b"data": [[1]], b"fine_labels": [1]}), "data, fine_labels, and no labels"),
+        (pickle.dumps([1, 2]), "no fields, and no data and no labels"),
+        (pickle.dumps({b"data": [[1, 2]], b"labels": [1, 2]}), "1 pictures and 2 labels"),
+        (pickle.dumps({b"data": [[1, 2]], b"labels": [1]}), r"shape \(2,\)"),
+        (pickle.dumps({b"data": [[1] * 3072], b"labels": [99]}), "labels up to 99"),
+        (pickle.dumps(batch(0), protocol=3)[:500], "cut short"),
+        (b"", "cut short"),
+    ],
+    ids=["no data", "other labels", "a list", "a label too many", "other shape", "other classes", "half", "empty"],
+)
+def test_a_file_that_is_no_batch_is_refused_by_name(tmp_path: Path, content: bytes, told: str) -> None:
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps(batch(0), protocol=3))
+    (tmp_path / "data_batch_3").write_bytes(content)
+    with pytest.raises(ValueError, match=f"data_batch_3 .*{told}"):
+        lln.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")

@@ -47,3 +47,21 @@ def test_the_standard_library_is_split_by_module() -> None:
     training = {row["text"] for row in data.train}  # type: ignore[attr-defined]
     assert len(training) > 50 and not any(row["text"] in training for row in data.validation)  # type: ignore[attr-defined]
     assert any("def dataclass(" in text for text in training)
+
+
+@pytest.mark.parametrize("names", [("train.txt", "valid.txt"), ("a.txt", "b.txt")])
+def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path: Path, names: tuple[str, str]) -> None:
+    (tmp_path / names[0]).write_text("fine")
+    (tmp_path / names[1]).write_bytes("schön".encode("latin-1"))
+    with pytest.raises(ValueError, match=rf"{names[1]} is not UTF-8 \(the byte 0xf6"):
+        lln.data.load("wikitext", source=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "split"), [(("valid.txt", "train.txt"), "validate"), (("a.txt", "b.txt"), "train on")]
+)
+def test_a_split_without_text_is_refused(tmp_path: Path, names: tuple[str, str], split: str) -> None:
+    (tmp_path / names[0]).write_text(" \n")
+    (tmp_path / names[1]).write_text("text")
+    with pytest.raises(ValueError, match=rf"wikitext has no rows to {split} in .*{names[0]}"):
+        lln.data.load("wikitext", source=tmp_path)

@@ -93,6 +93,35 @@ def test_an_unknown_label_is_refused(tmp_path: Path) -> None:
         lln.data.load("glue/qnli", source=tmp_path)
 
 
+@pytest.mark.parametrize("task", FILES)
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_file_without_rows_is_refused_when_it_is_read(task: str, split: str, tmp_path: Path) -> None:
+    write(tmp_path, task)
+    folder, dev, lines, _ = FILES[task]
+    path = tmp_path / folder / ("train.tsv" if split == "train" else dev)
+    path.write_text("" if task == "cola" else lines[0] + "\nshort\n")
+    with pytest.raises(ValueError, match=f"{path.name} has no row with the .* columns"):
+        lln.data.load(f"glue/{task}", source=tmp_path)
+
+
+def test_an_empty_file_and_a_score_that_is_no_number_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, "stsb")
+    path = tmp_path / "STS-B" / "dev.tsv"
+    path.write_text(path.read_text().replace("3.800", "much"))
+    with pytest.raises(ValueError, match=r"dev\.tsv has the score 'much', which is no number"):
+        lln.data.load("glue/stsb", source=tmp_path)
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"dev\.tsv has the columns none, and no sentence1"):
+        lln.data.load("glue/stsb", source=tmp_path)
+
+
+def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, "sst2")
+    (tmp_path / "SST-2" / "dev.tsv").write_bytes("sentence\tlabel\nschön\t1\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"dev\.tsv is not UTF-8"):
+        lln.data.load("glue/sst2", source=tmp_path)
+
+
 def rows(task: str, count: int = 3000) -> tuple[list[dict], numpy.ndarray]:
     make, _ = glue_stand_in.KINDS[task]
     drawn = [make(numpy.random.default_rng((9, index))) for index in range(count)]

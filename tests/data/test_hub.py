@@ -56,6 +56,20 @@ def test_reviews(tmp_path: Path) -> None:
     assert data.train[0]["input_ids"].tolist() == [98, 99] and data.train[0]["label"] == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "columns", "told"),
+    [
+        ("lra/text", {"review": ["a"], "label": [1]}, "no text in review, label"),
+        ("wikitext", {"line": ["a"]}, "no text in line"),
+    ],
+)
+def test_tables_without_the_columns_are_refused(tmp_path: Path, task: str, columns: dict, told: str) -> None:
+    table = datasets.Dataset.from_dict(columns)
+    name = repository(tmp_path / "set", {"train": table, "test": table, "validation": table})
+    with pytest.raises(ValueError, match=told):
+        lln.data.load(task, source=name, **({"config": "default"} if task == "wikitext" else {}))
+
+
 @pytest.mark.parametrize("label", ["label", "labels"])
 def test_pictures(tmp_path: Path, label: str) -> None:
     colours = [(50, 50, 50), (200, 200, 200)]

@@ -78,6 +78,45 @@ def test_the_release(tmp_path: Path) -> None:
     assert names[1] == ["MED", "2", "9", "4", "]"] and data.train[1]["label"] == 4
     assert names[0] == ["MAX", "2", "SM", "7", "8", "]", "]"] and data.train[0]["label"] == 5
     assert evaluate(names[0]) == (5, 3) and evaluate(names[1]) == (4, 2)
-    assert lln.data.load("lra/listops", source=tmp_path, cache=tmp_path / "cache", length=4).train[0][
-        "input_ids"
-    ].shape == (4,)
+    assert data.source == str(folder)
+
+
+def released(folder: Path, train: list[str], validation: list[str]) -> Path:
+    """The two files of the release, of lines without their header."""
+    for name, lines in (("basic_train.tsv", train), ("basic_val.tsv", validation)):
+        (folder / name).write_text("\n".join(["Source\tTarget", *lines]) + "\n")
+    return folder
+
+
+LONG, SHORT = "( ( ( [MAX 2 ) ( ( ( [SM 7 ) 8 ) ] ) ) ] )\t5", "( ( ( ( [MED 2 ) 9 ) 4 ) ] )\t4"  # 7 and 5 tokens
+
+
+def test_lists_that_are_too_long_are_left_out_and_never_cut(tmp_path: Path) -> None:
+    released(tmp_path, [LONG, SHORT, LONG, SHORT, SHORT], [SHORT, LONG])
+    data = lln.data.load("lra/listops", source=tmp_path, cache=tmp_path / "cache", length=6)
+    assert len(data.train) == 3 and len(data.validation) == 1
+    for row in [*data.train, *data.validation]:  # type: ignore[misc]
+        value, _ = evaluate([NAMES[token] for token in row["input_ids"].tolist()])
+        assert value == row["label"] == 4
+    for told in ("more than 6 tokens", "2 of 5 to train on", "1 of 2 to validate"):
+        assert told in data.source
+    assert Path(data.source.split(" (")[0]) == tmp_path
+
+
+def test_a_release_of_longer_lists_only_is_refused(tmp_path: Path) -> None:
+    released(tmp_path, [LONG, SHORT], [LONG])
+    with pytest.raises(ValueError, match=r"basic_val\.tsv has no list of at most 6 .* shortest list has 7 tokens"):
+        lln.data.load("lra/listops", source=tmp_path, cache=tmp_path / "cache", length=6)
+
+
+@pytest.mark.parametrize("line", ["[MAX 2 3 ]", "[MAX 2 3 ]\tthree", "[MUL 2 3 ]\t6", "\t4"])
+def test_a_line_that_is_no_list_is_named(tmp_path: Path, line: str) -> None:
+    released(tmp_path, [SHORT, line], [SHORT])
+    with pytest.raises(ValueError, match=r"basic_train\.tsv, line 3"):
+        lln.data.load("lra/listops", source=tmp_path, cache=tmp_path / "cache")
+
+
+def test_a_file_without_lists_is_refused(tmp_path: Path) -> None:
+    released(tmp_path, [SHORT], [])
+    with pytest.raises(ValueError, match=r"basic_val\.tsv has no list"):
+        lln.data.load("lra/listops", source=tmp_path, cache=tmp_path / "cache")

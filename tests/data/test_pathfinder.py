@@ -75,3 +75,15 @@ def test_the_release(tmp_path: Path) -> None:
     assert data.train[3]["input_ids"].shape == (1024,)
     with pytest.raises(lln.data.MissingData, match="curv_contour_length_14"):
         lln.data.load("lra/pathfinder", source=tmp_path, cache=tmp_path / "cache", dashes=14)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [("imgs/0 sample_0.png\n", "0.npy, line 1"), ("", "metadata names no picture"), (None, "no rows")],
+)
+def test_lists_without_pictures_are_refused_by_name(tmp_path: Path, lines: str | None, told: str) -> None:
+    (tmp_path / "metadata").mkdir()
+    Image.new("L", (32, 32)).save(tmp_path / "one.png")
+    (tmp_path / "metadata" / "0.npy").write_text(". one.png 0 1 1.0\n" if lines is None else lines)
+    with pytest.raises(ValueError, match=told):
+        lln.data.load("lra/pathfinder", source=tmp_path, cache=tmp_path / "cache")

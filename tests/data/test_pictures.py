@@ -87,6 +87,80 @@ def test_splits_with_other_classes_are_refused(tmp_path: Path) -> None:
         lln.data.load("dogs_vs_cats", source=tmp_path, cache=tmp_path / "cache")
 
 
+BLOCK = 512
+
+
+def archives(folder: Path, ending: str, mode: str) -> Path:
+    """train and test as tars; returns the training one."""
+    for split in ("train", "test"):
+        fill(folder / "folders", split)
+        tar(folder / "folders", split, folder / f"{split}.{ending}", mode)
+    return folder / f"train.{ending}"
+
+
+def members_end(path: Path) -> list[int]:
+    """Where the blocks of each member end in a plain tar."""
+    with tarfile.open(path) as archive:
+        return [one.offset_data + -(-one.size // BLOCK) * BLOCK for one in archive]
+
+
+def refused_as_cut(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.tar.* is cut short"):
+        lln.data.load("dogs_vs_cats", source=folder, cache=folder / "cache", size=8)
+    assert not list((folder / "cache").iterdir())
+
+
+@pytest.mark.parametrize("beyond", [0, 100, BLOCK, BLOCK + 100], ids=["between", "header", "after header", "content"])
+def test_a_plain_tar_that_is_cut_short_is_refused(tmp_path: Path, beyond: int) -> None:
+    path = archives(tmp_path, "tar", "w")
+    second_picture = members_end(path)[2]
+    path.write_bytes(path.read_bytes()[: second_picture + beyond])
+    refused_as_cut(tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "mode"), [("tar.gz", "w:gz"), ("tar.xz", "w:xz"), ("tar.bz2", "w:bz2")])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9])
+def test_a_compressed_tar_that_is_cut_short_is_refused(tmp_path: Path, ending: str, mode: str, share: float) -> None:
+    path = archives(tmp_path, ending, mode)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    refused_as_cut(tmp_path)
+
+
+def test_a_tar_with_a_broken_header_is_refused(tmp_path: Path) -> None:
+    path = archives(tmp_path, "tar", "w")
+    content, at = bytearray(path.read_bytes()), members_end(path)[2]
+    content[at + 148 : at + 156] = b"\1" * 8  # its checksum
+    path.write_bytes(content)
+    refused_as_cut(tmp_path)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_tar_may_end_with_its_end_mark(tmp_path: Path, blocks: int) -> None:
+    """Without the zeros that fill the last record, and with one block where two are usual."""
+    path = archives(tmp_path, "tar", "w")
+    path.write_bytes(path.read_bytes()[: members_end(path)[-1] + blocks * BLOCK])
+    assert len(lln.data.load("dogs_vs_cats", source=tmp_path, cache=tmp_path / "cache", size=8).train) == 3
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        fill(tmp_path, split)
+        for file in (tmp_path / split / "dog").iterdir():
+            file.unlink()
+    with pytest.raises(ValueError, match="one class only, cat; at least two"):
+        lln.data.load("dogs_vs_cats", source=tmp_path, cache=tmp_path / "cache", size=8)
+
+
+def test_there_may_be_more_classes_than_a_byte_counts(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    picture(0, 8, 8).save(content, "PNG")
+    for number in range(257):
+        (tmp_path / f"{number:03}").mkdir()
+        (tmp_path / f"{number:03}" / "0.png").write_bytes(content.getvalue())
+    assert pictures.decode(tmp_path, 8, "L")["labels"].tolist() == list(range(257))
+
+
 def test_generated_pictures_need_shape_not_colour() -> None:
     """The mean colour and the spread of each picture tell the classes apart no better than chance."""
     from sklearn.linear_model import LogisticRegression

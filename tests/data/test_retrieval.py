@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import lln.data
@@ -20,6 +21,21 @@ def test_the_release(tmp_path: Path) -> None:
     found = [(decode(row["input_ids"]), decode(row["pair_ids"]), row["label"]) for row in data.train]  # type: ignore[attr-defined]
     assert found == [("first text", "second", 1), ("été", "no", 0), ("last", "one", 1)]
     assert list(data.files) == ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (b"", "is empty"),
+        (b"1\tA\tB\tt\tu\n1\tA\tB\tt\n", "line 2: .* 4 columns"),
+        (b"x\tA\tB\tt\tu\n", "line 1: a label"),
+    ],
+)
+def test_lines_that_are_no_pairs_are_refused_by_name(tmp_path: Path, lines: bytes, told: str) -> None:
+    (tmp_path / "new_aan_pairs.train.tsv").write_bytes(b"1\tA\tB\tt\tu\n")
+    (tmp_path / "new_aan_pairs.eval.tsv").write_bytes(lines)
+    with pytest.raises(ValueError, match=rf"new_aan_pairs\.eval\.tsv.* {told}"):
+        lln.data.load("lra/retrieval", source=tmp_path, cache=tmp_path / "cache")
 
 
 def topics(text: str) -> set[int]:

@@ -34,6 +34,51 @@ def test_jsonl(tmp_path: Path, ending: str, pack) -> None:  # type: ignore[no-un
     assert decode(longer.train[2]["input_ids"]) == "x" * 45  # the cache holds whole reviews
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (
+            '{"text": "a", "label": 1}\n{"review": "b", "label": 0}',
+            "train.jsonl, line 2 has review, label, and no text",
+        ),
+        ('{"text": "a"}', "line 1 has text, and no label"),
+        ('["a", 1]', "line 1 has no fields, and no text and no label"),
+        ('{"text": "a", "lab', "line 1 is no JSON"),
+        ('{"text": 3, "label": 1}', "text is a string"),
+        ('{"text": "a", "label": "good"}', "label 0 or 1; given str and 'good'"),
+        ("", "no review in .*train.jsonl"),
+    ],
+)
+def test_rows_that_are_no_reviews_are_refused_by_name(tmp_path: Path, lines: str, told: str) -> None:
+    (tmp_path / "train.jsonl").write_text(lines)
+    (tmp_path / "test.jsonl").write_bytes(jsonl())
+    with pytest.raises(ValueError, match=told):
+        lln.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
+def test_a_packed_file_that_is_cut_short_is_refused(tmp_path: Path, ending: str, pack) -> None:  # type: ignore[no-untyped-def]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl{ending}").write_bytes(pack(jsonl())[:-20])
+    with pytest.raises(ValueError, match=rf"train\.jsonl{ending} is cut short"):
+        lln.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
+
+
+def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_bytes('{"text": "schön", "label": 1}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.jsonl is not UTF-8 \(the byte 0xf6"):
+        lln.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
+
+
+def test_folders_without_reviews_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for kind in ("neg", "pos"):
+            (tmp_path / split / kind).mkdir(parents=True)
+    with pytest.raises(ValueError, match="no review in .*neg"):
+        lln.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
+
+
 def test_acl_folders(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for kind, text in (("neg", "schlecht"), ("pos", "gut"), ("unsup", "egal")):

@@ -19,7 +19,7 @@ from lln.report.blocks import Table
 from lln.report.collect import collect
 from lln.report.maps import BYTES, Maps, coarser, read_map
 from lln.report.numbers import column, natural, number, text
-from lln.report.page import embedded_json
+from lln.report.page import embedded_json, render
 from lln.report.plots import FEWEST, POINTS, Axis, Line, Plot
 from lln.report.readers import experiment, read
 from tests.report.samples import HOSTILE, LENGTH, run, write_sample
@@ -54,6 +54,27 @@ def test_results_are_found_below_folders_and_each_once(tmp_path: Path) -> None:
     found = collect([tmp_path, file, tmp_path / "a"])
     assert [result.name for result in found.results] == ["a/b/fig8.json", "fig9/fig8.json", "fig10/fig8.json"]
     assert found.notices == []
+
+
+def test_results_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("a/x", "b/x", "b/y"):
+        write_sample(tmp_path / folder)
+    (tmp_path / "a/x/other.json").write_text("{}")
+    (tmp_path / "b/y/other.json").write_text("{}")
+    found = collect([tmp_path / "a/x", tmp_path / "b/x", tmp_path / "b/y/fig8.json", tmp_path / "b/y"])
+    assert [result.name for result in found.results] == ["a/x/fig8.json", "b/x/fig8.json", "y/fig8.json"]
+    assert [notice.split()[0] for notice in found.notices] == ["x/other.json", "y/other.json"]
+    with pytest.warns(UserWarning, match="left out"):
+        page = write([tmp_path / "a/x", tmp_path / "b/x"], tmp_path / "report.html").read_text(encoding="utf-8")
+    for name in ("a/x", "b/x"):
+        assert f"Masked-language-model pre-training ({name}/fig8.json)" in page
+
+
+def test_a_folder_above_or_the_one_at_work_has_a_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a", "b"):
+        write_sample(tmp_path / folder)
+    monkeypatch.chdir(tmp_path / "a")
+    assert [result.name for result in collect([".", "../b"]).results] == ["a/fig8.json", "b/fig8.json"]
 
 
 def test_checkpoints_and_configurations_are_no_results(tmp_path: Path) -> None:
@@ -225,16 +246,61 @@ def test_unknown_results_are_shown_as_tables(tmp_path: Path) -> None:
     ]
 
 
-def test_a_loss_that_is_not_a_number_is_a_gap_in_the_line_and_a_word_in_the_table(tmp_path: Path) -> None:
+def page_with(folder: Path, data: dict[str, Any], value: str) -> str:
+    """The page of a result in which every text "?" is `value`, as JSON has it or as Python writes it."""
+    path = write_sample(folder, data)
+    path.write_text(path.read_text().replace('"?"', value))
+    return write([folder], folder / "report.html").read_text(encoding="utf-8")
+
+
+NOT_FINITE = pytest.mark.parametrize(
+    ("value", "shown"), [("NaN", "NaN"), ("Infinity", "∞"), ("-Infinity", "−∞"), ("null", "–")]
+)
+
+
+@NOT_FINITE
+def test_a_loss_that_is_not_a_number_is_a_gap_in_the_line_and_told_in_the_table(
+    tmp_path: Path, value: str, shown: str
+) -> None:
     data = sample()
-    data["runs"] = data["runs"][:1]
+    data["runs"], data["tables"] = data["runs"][:1], []
     for row in data["runs"][0]["history"][20:]:
-        row["loss"] = math.nan
-    data["runs"][0]["evaluation"]["loss"] = math.nan
-    page = page_of(tmp_path, data)
+        row["loss"] = "?"
+    data["runs"][0]["evaluation"] = {"loss": "?"}
+    page = page_with(tmp_path, data, value)
     line = drawings_of(page)[0]["lines"][0]
     assert line["y"][19] == pytest.approx(6.0 / 20**0.25, rel=1e-5) and line["y"][20:] == [None] * 20
-    assert '<td class="number">NaN</td>' in page
+    assert f'<td class="number">{shown}</td>' in page and re.search(r"<th[^>]*>loss</th>", page)
+
+
+def hollow(value: Any) -> Any:
+    """Every number with a fraction, at any depth, as the text "?"."""
+    if isinstance(value, dict):
+        return {key: hollow(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [hollow(item) for item in value]
+    return "?" if isinstance(value, float) else value
+
+
+@NOT_FINITE
+def test_an_experiment_in_which_no_number_is_finite_is_read_without_a_notice(
+    tmp_path: Path, value: str, shown: str
+) -> None:
+    page = page_with(tmp_path, hollow(sample()), value)
+    assert "could not be read" not in page and "Every run" in page
+    assert not any(line["y"] for drawing in drawings_of(page) for line in drawing.get("lines", ()))
+
+
+@pytest.mark.parametrize("value", ["NaN", "null"])
+@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("*.json")))
+def test_every_result_of_the_repository_is_read_without_its_finite_numbers(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    data = hollow(json.loads((RESULTS / name).read_text()))
+    (tmp_path / name).write_text(json.dumps(data).replace('"?"', value))
+    section = read(collect([tmp_path]).results[0])
+    assert section.notices == []
+    render([section])
 
 
 # Experiments

@@ -18,7 +18,7 @@ from lln.data.pathfinder import Pathfinder
 from lln.data.recall import Recall
 from lln.data.retrieval import Retrieval
 from lln.data.reviews import Reviews
-from lln.data.task import Task, TaskData, at_most
+from lln.data.task import Task, TaskData, at_most, not_empty
 
 TASKS: dict[str, Callable[..., Task]] = {
     **{f"glue/{name}": partial(Glue, name) for name in LAYOUTS},
@@ -52,19 +52,19 @@ def load(
     cache    where decoded arrays are kept: $LLN_CACHE, or ~/.cache/lln.
     options  the fields of the task's class.
 
-    Raises MissingData when the set is not there.
+    Raises MissingData when the set is not there, and ValueError when it is not what it should be or a split has no rows.
     """
     chosen = _make(task, options)
     if source is None:
         return at_most(chosen.embedded(seed), limit)
     kind, _, repository = str(source).partition(":")
     if kind == "hub":
-        return at_most(chosen.hub(repository or None), limit)
+        return at_most(not_empty(chosen.hub(repository or None)), limit)
     folder = Path(source).expanduser()
     if not folder.is_dir():
         raise missing(task, [f"the directory {folder}"], "see docs/data.md", "name an existing directory, or 'hub'")
     at = Path(cache or os.environ.get("LLN_CACHE") or "~/.cache/lln").expanduser()
-    return at_most(chosen.directory(folder, at), limit)
+    return at_most(not_empty(chosen.directory(folder, at)), limit)
 
 
 def _make(task: str, options: dict[str, Any]) -> Task:

@@ -19,6 +19,7 @@ from lln.data.pixel_sequences import VOCABULARY, Flattened, PixelSequences, row
 from lln.data.task import TaskData
 
 SIZE = 32
+CLASSES = 10
 FOLDERS = ("cifar-10-batches-py", "cifar10", "cifar-10", "cifar10/cifar-10-batches-py")
 TRAINING_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
@@ -44,14 +45,16 @@ class GreyImages:
                 layouts = f"the python version's data_batch_1 … 5 and test_batch, or {LAYOUTS}"
                 raise missing(self.name, places(folder, FOLDERS), layouts, "CIFAR-10's python version, or source='hub'")
             *parts, files = decoded_splits(place, paths, cache, SIZE, "L")
+            if (found := len(parts[0]["classes"])) > CLASSES:
+                raise ValueError(f"{place} has {found} classes; {self.name} has {CLASSES}, as CIFAR-10")
         train, validation = (PixelSequences(part["pixels"], part["labels"]) for part in parts)
-        return TaskData(self.name, str(place), train, validation, 10, VOCABULARY, files)
+        return TaskData(self.name, str(place), train, validation, CLASSES, VOCABULARY, files)
 
     def hub(self, repository: str | None) -> TaskData:
         repository = repository or "uoft-cs/cifar10"
         parts = hub.load_splits(self.name, repository, None, "train", "test")
         train, validation = (Flattened(HubPictures(part, SIZE, "L")) for part in parts)
-        return TaskData(self.name, f"hub:{repository}", train, validation, 10, VOCABULARY)
+        return TaskData(self.name, f"hub:{repository}", train, validation, CLASSES, VOCABULARY)
 
 
 def _draw(random: numpy.random.Generator) -> dict[str, Any]:
@@ -71,6 +74,10 @@ def _cached(place: Path, part: list[Path], files: dict[str, str], cache: Path) -
 
 def _read(part: list[Path]) -> Arrays:
     read = [read_batch(path) for path in part]
+    for path, (pixels, labels) in zip(part, read, strict=True):
+        if pixels.shape[1:] != (3 * SIZE * SIZE,) or labels.max() >= CLASSES:
+            found = f"pictures of shape {pixels.shape[1:]} and labels up to {labels.max()}"
+            raise ValueError(f"{path} has {found}; CIFAR-10 has ({3 * SIZE * SIZE},) and up to {CLASSES - 1}")
     colours = numpy.concatenate([pixels for pixels, _ in read]).reshape(-1, 3, SIZE, SIZE).astype(numpy.uint32)
     weights = numpy.array([19595, 38470, 7471], dtype=numpy.uint32)  # ITU-R 601 in 1/65536, as Pillow's "L"
     grey = (numpy.tensordot(colours, weights, axes=(1, 0)) + 0x8000) >> 16

@@ -13,16 +13,35 @@ _ALLOWED = {
 }
 
 
+class ForbiddenName(pickle.UnpicklingError, ValueError):
+    """A pickle names what no array needs, which could be any code."""
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "numpy" and name in _ALLOWED:
             return _ALLOWED[name]
-        raise pickle.UnpicklingError(f"a batch of CIFAR names {module}.{name}, which no array needs: not loaded")
+        raise ForbiddenName(f"a batch of CIFAR names {module}.{name}, which no array needs: not loaded")
 
 
 def read_batch(path: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     """(pixels (N, 3072) uint8 in the order colour, line, column, labels (N,) uint8)."""
-    with path.open("rb") as file:
-        batch = _Unpickler(file, encoding="bytes").load()
-    pixels = numpy.asarray(batch[b"data"], dtype=numpy.uint8)
-    return pixels, numpy.asarray(batch[b"labels"], dtype=numpy.uint8)
+    batch = _load(path)
+    fields = batch if isinstance(batch, dict) else {}
+    if absent := [name for name in ("data", "labels") if name.encode() not in fields]:
+        has = ", ".join(key.decode(errors="replace") if isinstance(key, bytes) else str(key) for key in fields)
+        raise ValueError(f"{path} has {has or 'no fields'}, and no {' and no '.join(absent)}: no batch of CIFAR-10")
+    pixels, labels = (numpy.asarray(batch[key], dtype=numpy.uint8) for key in (b"data", b"labels"))
+    if not len(labels) or len(pixels) != len(labels):
+        raise ValueError(f"{path} has {len(pixels):,} pictures and {len(labels):,} labels: one label each is needed")
+    return pixels, labels
+
+
+def _load(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            return _Unpickler(file, encoding="bytes").load()
+    except ForbiddenName:
+        raise
+    except (EOFError, pickle.UnpicklingError) as reason:
+        raise ValueError(f"{path} is cut short or no pickle, and not used: {reason}") from reason

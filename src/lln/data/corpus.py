@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lln.data import hub, standard_library
-from lln.data.files import checksums, first_file, locate, places
+from lln.data.files import checksums, first_file, locate, places, read_utf8, utf8_of
 from lln.data.missing import missing
 from lln.data.task import TaskData
 
@@ -43,12 +43,13 @@ class Corpus:
             raise missing(
                 self.name, places(folder, FOLDERS), layouts, "WikiText-103 or WikiText-2, or any text of yours"
             )
-        train, validation = _hold_out([path.read_text(encoding="utf-8") for path in texts])
+        train, validation = _hold_out([text for text in map(read_utf8, texts) if text.strip()])
         return self._data(str(folder), train, validation, checksums(folder, texts))
 
     def hub(self, repository: str | None) -> TaskData:
         repository = repository or "Salesforce/wikitext"
         train, validation = hub.load_splits(self.name, repository, self.config, "train", "validation")
+        hub.check_columns(self.name, train, "text")
         return self._data(f"hub:{repository}", documents(train["text"]), documents(validation["text"]), {})
 
     def _data(self, source: str, train: list[str], validation: list[str], files: dict[str, str]) -> TaskData:
@@ -78,7 +79,7 @@ def _split_files(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _lines(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with utf8_of(path), path.open(encoding="utf-8", newline="\n") as file:
         return list(file)
 
 

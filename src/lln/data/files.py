@@ -1,7 +1,8 @@
 """Finding a set below the directory that the user names, and the checksums of what was read."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,21 @@ def locate(
 
 def first_file(folder: Path, names: Iterable[str]) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+@contextmanager
+def utf8_of(path: Path) -> Iterator[None]:
+    """Text that is not UTF-8 is refused with the name of its file, which Python's own error does not know."""
+    try:
+        yield
+    except UnicodeDecodeError as reason:
+        byte = f"the byte 0x{reason.object[reason.start]:02x}, {reason.reason}"
+        raise ValueError(f"{path} is not UTF-8 ({byte}); save it as UTF-8") from reason
+
+
+def read_utf8(path: Path) -> str:
+    with utf8_of(path):
+        return path.read_text(encoding="utf-8")
 
 
 def sha256(path: Path) -> str:

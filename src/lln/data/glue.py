@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lln.data import glue_stand_in, hub
-from lln.data.files import checksums, locate, places
+from lln.data.files import checksums, locate, places, utf8_of
 from lln.data.generated import splits
 from lln.data.missing import missing
 from lln.data.task import Rows, TaskData
@@ -98,23 +98,30 @@ class Glue:
 
 def _read(path: Path, layout: Layout) -> Iterator[tuple[str, str | None, int | float]]:
     """Quotes are part of the text in GLUE's files. Lines with too few columns (QQP has some) are left out."""
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    with utf8_of(path), path.open(encoding="utf-8-sig", newline="\n") as file:
         header = layout.header or file.readline().rstrip("\r\n").split("\t")
         wanted = [layout.text, layout.label, *([layout.pair] if layout.pair else [])]
         if absent := [column for column in wanted if column not in header]:
-            raise ValueError(f"{path.name} has the columns {', '.join(header)}, and no {', '.join(absent)}")
+            raise ValueError(f"{path} has the columns {', '.join(header) or 'none'}, and no {', '.join(absent)}")
         text, label, *pair = (header.index(column) for column in wanted)
+        empty = True
         for line in file:
             columns = line.rstrip("\r\n").split("\t")
             if len(columns) >= len(header):
+                empty = False
                 yield columns[text], columns[pair[0]] if pair else None, _label(columns[label], layout, path)
+    if empty:
+        raise ValueError(f"{path} has no row with the {len(header)} columns {', '.join(header)}")
 
 
 def _label(value: str, layout: Layout, path: Path) -> int | float:
     if not layout.classes:
-        return float(value)
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"{path} has the {layout.label} {value!r}, which is no number") from None
     if value not in layout.classes:
-        raise ValueError(f"{path.name} has the label {value!r}; {layout.folder} has {', '.join(layout.classes)}")
+        raise ValueError(f"{path} has the label {value!r}; {layout.folder} has {', '.join(layout.classes)}")
     return layout.classes.index(value)
 
 

@@ -18,6 +18,15 @@ def load_splits(task: str, repository: str, config: str | None, *splits: str) ->
         raise missing(task, [where], layouts, get) from reason
 
 
+def check_columns(task: str, table: Any, *needed: str) -> None:
+    """Raises ValueError when a `datasets.Dataset` does not have these columns."""
+    if absent := [name for name in needed if name not in table.column_names]:
+        columns = ", ".join(table.column_names)
+        raise ValueError(
+            f"{task} needs the columns {' and '.join(needed)}; there is no {', '.join(absent)} in {columns}"
+        )
+
+
 def no_hub(task: str) -> MissingData:
     return missing(
         task, ["the hub"], "a directory, for sets that are released as files", "see the table in docs/data.md"

@@ -18,10 +18,11 @@ from lln.data.files import checksums, first_file, locate, places
 from lln.data.generated import ids, splits
 from lln.data.missing import missing
 from lln.data.ragged import Ragged, ragged
-from lln.data.task import TaskData
+from lln.data.task import Selection, TaskData
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 FIRST_OPERATOR, END, VOCABULARY = 11, 15, 16  # 0 is padding, digit n is n + 1
+KNOWN, VALUES = bytes(range(1, VOCABULARY)), [str(digit).encode() for digit in range(10)]
 OPERATOR_SHARE = 0.25
 FOLDERS = ("listops-1000", "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 ATTEMPTS = 1000
@@ -50,19 +51,34 @@ class ListOps:
         return TaskData(self.name, source, train, validation, 10, VOCABULARY)
 
     def directory(self, folder: Path, cache: Path) -> TaskData:
+        """Lists of more than `length` tokens are left out: the value of a list is not in its first tokens."""
         place, paths = locate(folder, FOLDERS, _release)
         if place is None or paths is None:
             layouts = "basic_train.tsv and basic_val.tsv with the columns Source and Target"
             raise missing(self.name, places(folder, FOLDERS), layouts, "lra_release.gz of the Long Range Arena")
         files = checksums(place, paths)
-        train, validation = (
+        parts = [
             Ragged(ragged(cache, f"listops-{sha[:32]}", partial(_read, path)), self.length)
             for path, sha in zip(paths, files.values(), strict=True)
-        )
-        return TaskData(self.name, str(place), train, validation, 10, VOCABULARY, files)
+        ]
+        train, validation = (self._fitting(part, path) for part, path in zip(parts, paths, strict=True))
+        left_out = [len(whole) - len(kept) for whole, kept in zip(parts, (train, validation), strict=True)]
+        told = "lists of more than {} tokens are left out: {:,} of {:,} to train on, {:,} of {:,} to validate"
+        counts = told.format(self.length, left_out[0], len(parts[0]), left_out[1], len(parts[1]))
+        source = f"{place} ({counts})" if any(left_out) else str(place)
+        return TaskData(self.name, source, train, validation, 10, VOCABULARY, files)
 
     def hub(self, repository: str | None) -> TaskData:
         raise hub.no_hub(self.name)
+
+    def _fitting(self, lists: Ragged, path: Path) -> Selection:
+        lengths = numpy.diff(lists.ends, prepend=0)
+        kept = numpy.flatnonzero(lengths <= self.length)
+        if not len(kept):
+            least = int(lengths.min())
+            fits = f"its shortest list has {least} tokens, so that a length of {least} and more fits"
+            raise ValueError(f"{path.name} has no list of at most {self.length} tokens: {fits}")
+        return Selection(lists, kept.tolist())
 
     def _row(self, random: numpy.random.Generator) -> dict[str, Any]:
         tokens, value = draw(random, self.least, self.length, self.depth, self.arguments)
@@ -149,10 +165,15 @@ def _read(path: Path) -> tuple[list[bytes], list[int]]:
     with path.open("rb") as file:
         if file.readline().split() != [b"Source", b"Target"]:
             raise ValueError(f"{path.name} should begin with the columns Source and Target")
-        for line in file:
-            source, value = line.rstrip(b"\r\n").split(b"\t")
+        for number, line in enumerate(file, 2):
+            source, _, value = line.rstrip(b"\r\n").partition(b"\t")
             for operator, letter in zip(OPERATORS, letters, strict=True):
                 source = source.replace(operator.encode(), bytes([letter]))
-            lists.append(source.translate(table, delete=b" ()"))
+            tokens = source.translate(table, delete=b" ()")
+            if not tokens or tokens.translate(None, KNOWN) or value not in VALUES:
+                raise ValueError(f"{path.name}, line {number}: a list, a tab and its value 0 … 9 are needed")
+            lists.append(tokens)
             values.append(int(value))
+    if not lists:
+        raise ValueError(f"{path.name} has no list below its header")
     return lists, values

@@ -9,7 +9,7 @@ import numpy
 
 from lln.data import curves, hub
 from lln.data.cache import Arrays, cached
-from lln.data.files import checksums, locate, places
+from lln.data.files import checksums, locate, places, read_utf8
 from lln.data.generated import splits
 from lln.data.missing import missing
 from lln.data.pictures import to_pixels
@@ -72,9 +72,16 @@ def _decode(folder: Path, lists: list[Path], size: int) -> Arrays:
     """Lines `folder file number label …`; the release has an empty picture, which is left out."""
     pixels, labels = [], []
     for path in lists:
-        for line in path.read_text().splitlines():
-            below, name, _, label, *_ = line.split(" ")
+        for number, line in enumerate(read_utf8(path).splitlines(), 1):
+            columns = line.split(" ")
+            if len(columns) < 4 or columns[3] not in ("0", "1"):
+                raise ValueError(
+                    f"{path}, line {number}: folder, file, number and label 0 or 1 are needed; given {line!r}"
+                )
+            below, name, _, label, *_ = columns
             if content := (folder / below / name).read_bytes():
                 pixels.append(to_pixels(content, size, "L"))
                 labels.append(int(label))
+    if not pixels:
+        raise ValueError(f"{folder / 'metadata'} names no picture that is not empty")
     return {"pixels": numpy.stack(pixels), "labels": numpy.array(labels, dtype=numpy.uint8)}

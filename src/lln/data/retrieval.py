@@ -16,6 +16,7 @@ from lln.data.task import TaskData
 
 FOLDERS = ("aan", "tsv_data", "lra_release/lra_release/tsv_data", "lra_release/tsv_data", "lra_release/aan")
 VOCABULARY = 257
+LABELS = (b"0", b"1", b"0.0", b"1.0")
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,16 @@ def _index(path: Path) -> Arrays:
     """The arrays "spans" (N, 3), where the two texts begin and the line ends, and "labels" (N,)."""
     spans, labels, at = [], [], 0
     with path.open("rb") as file:
-        for line in file:
-            label, one, two, text, _ = line.split(b"\t")
+        for number, line in enumerate(file, 1):
+            columns = line.split(b"\t")
+            if len(columns) != 5 or columns[0] not in LABELS:
+                needed = "a label 0 or 1, two ids and two texts, with tabs between"
+                raise ValueError(f"{path}, line {number}: {needed}, are needed; it has {len(columns)} columns")
+            label, one, two, text, _ = columns
             first = at + len(label) + len(one) + len(two) + 3
             spans.append((first, first + len(text) + 1, at + len(line.rstrip(b"\r\n"))))
             labels.append(int(float(label)))
             at += len(line)
+    if not labels:
+        raise ValueError(f"{path} is empty: it has no pair of articles")
     return {"spans": numpy.array(spans, dtype=numpy.int64), "labels": numpy.array(labels, dtype=numpy.int64)}

@@ -3,7 +3,8 @@
 import gzip
 import json
 import lzma
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -11,7 +12,7 @@ from typing import IO, Any, ClassVar
 import numpy
 
 from lln.data import hub, long_texts
-from lln.data.files import checksums, first_file, locate, places
+from lln.data.files import checksums, first_file, locate, places, utf8_of
 from lln.data.generated import ids, splits
 from lln.data.missing import missing
 from lln.data.ragged import Ragged, ragged
@@ -48,6 +49,7 @@ class Reviews:
     def hub(self, repository: str | None) -> TaskData:
         repository = repository or "stanfordnlp/imdb"
         parts = hub.load_splits(self.name, repository, None, "train", "test")
+        hub.check_columns(self.name, parts[0], "text", "label")
         train, validation = (HubBytes(part, self.length) for part in parts)
         return TaskData(self.name, f"hub:{repository}", train, validation, 2, VOCABULARY)
 
@@ -87,9 +89,37 @@ def _folders(folder: Path) -> tuple[list[Path], list[Path]] | None:
 
 
 def _read(part: list[Path]) -> Texts:
-    if len(part) == 1:
-        with OPENERS[part[0].suffix](part[0], "rt", encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-        return [row["text"].encode() for row in rows], [int(row["label"]) for row in rows]
-    found = [(path.read_bytes(), label) for label, folder in enumerate(part) for path in sorted(folder.glob("*.txt"))]
+    found = list(_read_jsonl(part[0]) if len(part) == 1 else _read_folders(part))
+    if not found:
+        raise ValueError(f"there is no review in {' and '.join(map(str, part))}; what fits: {LAYOUTS}")
     return [text for text, _ in found], [label for _, label in found]
+
+
+def _read_folders(folders: list[Path]) -> Iterator[tuple[bytes, int]]:
+    for label, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.txt")):
+            yield path.read_bytes(), label
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[bytes, int]]:
+    try:
+        with utf8_of(path), OPENERS[path.suffix](path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                yield _review(line, f"{path}, line {number}")
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as reason:
+        raise ValueError(f"{path} is cut short or damaged, and not used: {reason}. Get it again") from reason
+
+
+def _review(line: str, where: str) -> tuple[bytes, int]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as reason:
+        raise ValueError(f"{where} is no JSON ({reason})") from reason
+    fields = row if isinstance(row, dict) else {}
+    if absent := [name for name in ("text", "label") if name not in fields]:
+        has = ", ".join(fields) or "no fields"
+        raise ValueError(f"{where} has {has}, and no {' and no '.join(absent)}; what fits: {LAYOUTS}")
+    text, label = row["text"], row["label"]
+    if not isinstance(text, str) or label not in (0, 1, "0", "1"):
+        raise ValueError(f"{where}: text is a string and label 0 or 1; given {type(text).__name__} and {label!r}")
+    return text.encode(), int(label)

@@ -61,6 +61,15 @@ class Selection:
         return self.rows[self.chosen[index]]
 
 
+def not_empty(data: TaskData) -> TaskData:
+    """Raises ValueError when a split has no rows, which would be noticed at the first step or after the last one."""
+    for rows, purpose in ((data.train, "train on"), (data.validation, "validate")):
+        if not len(rows):
+            files = f" ({', '.join(data.files)})" if data.files else ""
+            raise ValueError(f"{data.name} has no rows to {purpose} in {data.source}{files}")
+    return data
+
+
 def at_most(data: TaskData, limit: int | None) -> TaskData:
     """`limit` rows of either split, evenly spread: files are often sorted by class, where the first rows are of one only."""
     if limit is None:

@@ -4,6 +4,7 @@ The result of a single run is part of its experiment's result in a folder above,
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ NOT_RESULTS = {
 class Result:
     """A result as it was written, and the picture beside it."""
 
-    name: str  # the path a reader knows it by: below the folder that was asked for
+    name: str  # the path a reader knows it by: below the folder that was asked for, and longer where others have it too
     path: Path
     data: dict[str, Any]
     picture: Path | None = None
@@ -37,15 +38,9 @@ class Collection:
 
 def collect(paths: Iterable[str | Path]) -> Collection:
     """All results in `paths`, each file once, in the order given and then by name."""
-    found, seen = Collection(), set()
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist")
-        for file in _files(path):
-            if file.resolve() in seen:
-                continue
-            seen.add(file.resolve())
-            _take(file, str(file.relative_to(path)) if path.is_dir() else file.name, found)
+    found = Collection()
+    for file, name in _named(paths):
+        _take(file, name, found)
     finished = {result.path.resolve().parent for result in found.results if "runs" in result.data}
     found.results = [
         result
@@ -57,6 +52,25 @@ def collect(paths: Iterable[str | Path]) -> Collection:
 
 def is_single_run(data: dict[str, Any]) -> bool:
     return "history" in data and "runs" not in data
+
+
+def _named(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
+    """Every file once, with its path below what was asked for, which parent folders lengthen until no other has it."""
+    files: dict[Path, tuple[Path, int]] = {}  # and the number of parts that its name has
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
+        for file in _files(path):
+            below = len(file.relative_to(path).parts) if path.is_dir() else 1
+            files.setdefault(file.resolve(), (file, below))
+    whole = [file.absolute().parts for file, _ in files.values()]
+    lengths = [length for _, length in files.values()]
+    while True:
+        names = [str(Path(*parts[-length:])) for parts, length in zip(whole, lengths, strict=True)]
+        shared = {name for name, count in Counter(names).items() if count > 1}
+        if not shared:
+            return [(file, name) for (file, _), name in zip(files.values(), names, strict=True)]
+        lengths = [length + (name in shared) for length, name in zip(lengths, names, strict=True)]
 
 
 def _files(path: Path) -> Iterator[Path]:

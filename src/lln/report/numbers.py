@@ -25,7 +25,7 @@ def number(value: float) -> str:
 
 
 def text(value: Any) -> str:
-    """Any value of a result as text. NaN is a result (a loss that diverged) and null is not."""
+    """Any value of a result as text. Null is nothing, or what strict JSON has in place of NaN: a loss that diverged."""
     if value is None:
         return MISSING
     if isinstance(value, bool):

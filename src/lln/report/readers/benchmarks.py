@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lln.report.blocks import Block, Table
-from lln.report.plots import Axis, Line, Plot, against_length, choices
+from lln.report.plots import Axis, Line, Plot, against_length, choices, finite
 from lln.report.readers.generic import flat_table, tables
 from lln.report.readers.reader import SPEED, Reader
 
@@ -19,12 +19,12 @@ def _rows_have(*keys: str) -> Callable[[dict[str, Any]], bool]:
 
 def kernel_times(data: dict[str, Any]) -> list[Block]:
     passes = {False: "forward", True: "forward and backward"}
-    series: dict[tuple[str, str, str], tuple[list[float], list[float]]] = {}
+    series: dict[tuple[str, str, str], tuple[list[float], list[float | None]]] = {}
     for timing in data["timings"]:
         for method, measured in timing["methods"].items():
             x, y = series.setdefault((passes[timing["backward"]], str(timing["threads"]), method), ([], []))
             x.append(timing["length"])
-            y.append(measured["milliseconds"] / 1e3)
+            y.append(measured["milliseconds"] / 1e3 if finite(measured["milliseconds"]) else None)
     lines = [Line({"pass": p, "threads": t, "attention": m}, x, y) for (p, t, m), (x, y) in series.items()]
     selectors = [choices("Pass", "pass", lines), choices("Threads", "threads", lines)]
     return [

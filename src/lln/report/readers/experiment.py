@@ -94,8 +94,9 @@ def concentration(data: dict[str, Any]) -> list[Block]:
 
 
 def runs(data: dict[str, Any]) -> list[Block]:
-    """What every run took and reached, one row each."""
-    rows = []
+    """What every run took and reached, one row each. What was evaluated keeps its column where no run has a number."""
+    rows: list[dict[str, Any]] = []
+    evaluated: set[str] = set()
     for run in _runs(data):
         known = {
             "run": run.label,
@@ -106,8 +107,11 @@ def runs(data: dict[str, Any]) -> list[Block]:
             "seconds per step": run.data.get("seconds_per_step"),
             "peak memory (MB)": _megabytes(run.data.get("peak_bytes")),
         }
-        rows.append(known | {measure(key): value for key, value in (run.data.get("evaluation") or {}).items()})
-    columns = list(dict.fromkeys(key for row in rows for key in row if any(r.get(key) not in (None, "") for r in rows)))
+        reached = {measure(key): value for key, value in (run.data.get("evaluation") or {}).items()}
+        evaluated.update(reached)
+        rows.append(known | reached)
+    filled = {key for row in rows for key, value in row.items() if value not in (None, "")} | evaluated
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key in filled]
     cells = [[row.get(key) for key in columns] for row in rows]
     return [Table(columns, cells, "Every run", folded=bool(data.get("tables")))] if rows else []
 

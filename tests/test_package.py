@@ -54,8 +54,8 @@ def test_every_file_asks_for_the_same_python() -> None:
     assert settings["tool"]["mypy"]["python_version"] == oldest
     assert settings["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
     assert f"Programming Language :: Python :: {oldest}" in settings["project"]["classifiers"]
-    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text()
-    assert f"Python {oldest}+" in (ROOT / "Makefile").read_text()
+    for name in ("README.md", "Makefile"):
+        assert f"with Python {oldest}" in (ROOT / name).read_text(), name
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_the_package_is_typed_and_ships_its_table() -> None:
     package = Path(lln.__file__).parent
     assert (package / "py.typed").exists()
     assert list((package / "tables").glob("*.json"))
+
+
+def test_every_file_asks_for_the_same_python() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    oldest = settings["project"]["requires-python"].removeprefix(">=")
+    assert settings["tool"]["mypy"]["python_version"] == oldest
+    assert settings["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
+    assert f"Programming Language :: Python :: {oldest}" in settings["project"]["classifiers"]
+    for name in ("README.md", "Makefile"):
+        assert f"with Python {oldest}" in (ROOT / name).read_text(), name
 
 
 @pytest.mark.parametrize(

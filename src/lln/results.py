@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     return {
         "command": _command(),
         "seed": seed,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "versions": {
             "python": platform.python_version(),

@@ -2,7 +2,7 @@
 each claim the paper makes there."""
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from lln.results import write_result
 app = typer.Typer(help="Tables and figures of the paper, measured again, and open questions.", no_args_is_help=True)
 
 
-class Preset(str, Enum):
+class Preset(StrEnum):
     quick = "quick"
     full = "full"
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from enum import Enum
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from lln.results import write_result
 MISSING_DATA = 3  # exit code
 
 
-class Preset(str, Enum):
+class Preset(StrEnum):
     cpu = "cpu"
     paper = "paper"
 

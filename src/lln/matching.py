@@ -2,15 +2,19 @@
 
     alpha = sigma~ / (sqrt 2 sigma_q),    beta = sigma~ / (sqrt 2 sigma_k)                                   (eq. 10)
 
-so that alpha^2 sigma_q^2 = beta^2 sigma_k^2 = s/2 with s = sigma~^2. What differs is how s follows from q and k,
-through T = scale^2 d sigma_q^2 sigma_k^2, the variance of softmax's logits:
+so that alpha^2 sigma_q^2 = beta^2 sigma_k^2 = s/2 with
+
+    s = sigma~^2 = alpha^2 sigma_q^2 + beta^2 sigma_k^2                                                      (eq. 26)
+
+What differs is how s follows from q and k, through T = scale^2 d sigma_q^2 sigma_k^2, the variance of softmax's logits:
 
     target "entropy"   the mean row entropy of LLN attention equals softmax's                        calibrated table
     target "variance"  the variance of log P equals softmax's, the paper's aim                       calibrated table
     target "paper"     s = (T - b) / a with the published constants and whole-tensor deviations      eq. 10
 
-The paper's line (eq. 34) holds for one head size and a small range of T; the table (`lln.tables`) holds for head
-sizes 8 to 256, lengths to 65,536 and T up to 64. With r = s/T, which the table gives,
+The paper takes the variance of log P to be a s + b (eq. 33) and sets it equal to softmax's, T (eq. 34). That line holds
+for one head size and a small range of T; the table (`lln.tables`) holds for head sizes 8 to 256, lengths to 65,536 and T
+up to 64. With r = s/T, which the table gives,
 
     alpha = sqrt(r scale^2 d / 2) sigma_k,    beta = sqrt(r scale^2 d / 2) sigma_q
 
@@ -156,7 +160,7 @@ def match_statistics(
     scale: float | None = None,
     detach: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """alpha and beta (S, Hk) from given variances, in their dtype."""
+    """alpha and beta (S, Hk) from given variances, in their dtype; `target` "paper" solves eq. 33 for the sum of eq. 26."""
     squared_scale = 1.0 / head_dim if scale is None else scale**2
     var_q = statistics.var_q.clamp_min(_SMALLEST_VARIANCE)
     var_k = statistics.var_k.clamp_min(_SMALLEST_VARIANCE)

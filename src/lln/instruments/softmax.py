@@ -2,6 +2,8 @@
 
     P_ij = exp(s q_i . k_j) / sum_l exp(s q_i . k_l),    s = 1/sqrt(d)        (eq. 1, eq. 2)
 
+Eq. 6 is the same with the scores divided by their deviation, and by the temperature, which is its inverse (eq. 5).
+
 The product with values is `scaled_dot_product_attention`, in O(N) memory as long as the values are as wide as the head.
 """
 

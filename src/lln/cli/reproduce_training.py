@@ -214,7 +214,8 @@ def _arena_tasks(choice: Choice) -> list[str]:
     from lln.experiments import lra, table1
 
     def check() -> list[str]:
-        for name in ("wikitext", *table1.PRESETS[choice.preset.value].tasks, "dogs_vs_cats"):
+        glue = (f"glue/{task}" for task in table1.PRESETS[choice.preset.value].tasks)
+        for name in ("wikitext", *glue, "dogs_vs_cats"):
             data.load(name, source=choice.data)
         settings, found = lra.PRESETS[choice.preset.value], []
         for task in settings.tasks:

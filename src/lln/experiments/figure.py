@@ -55,14 +55,14 @@ def panels(columns: int, *, height: float = 3.6, width: float = 4.6) -> tuple[Fi
 
 
 def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: Path) -> Path:
-    """As a PNG with a palette, a third of the size: the report embeds the pictures."""
+    """As a PNG with a palette, a third of the size: the report embeds the pictures. Dithering would make noise of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with pyplot.rc_context(STYLE):
         figure = draw(data)
         figure.savefig(path)
         pyplot.close(figure)
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(128)
+        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
     return path
 

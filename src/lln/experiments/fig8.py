@@ -203,8 +203,11 @@ def gradient_verdicts(results: list[dict[str, Any]], name: str) -> list[Verdict]
         return []
     (mean, spread), (mean_softmax, spread_softmax) = (mean_and_spread(values) for values in norms.values())
     outcome = no_worse(mean - mean_softmax, max(spread, spread_softmax), seeds)
-    told_norms = " and ".join(f"{m:.2f} ± {s:.2f}" for m, s in ((mean, spread), (mean_softmax, spread_softmax)))
-    numbers = f"largest gradient norm after the warm-up, mean over seeds: {told_norms} of softmax"
+    own, of_softmax = (
+        f"{m:.2f}" + (f" ± {s:.2f}" if seeds > 1 else "") for m, s in ((mean, spread), (mean_softmax, spread_softmax))
+    )
+    over = ", mean over seeds" if seeds > 1 else ""
+    numbers = f"largest gradient norm after the warm-up{over}: {own} and {of_softmax} of softmax"
     return [Verdict(f"gradients of {name} are no larger than softmax's (A.8.1, Figure 8b)", outcome, numbers)]
 
 

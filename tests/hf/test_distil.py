@@ -252,8 +252,11 @@ def test_a_teacher_of_its_own_keeps_its_mode_and_must_fit() -> None:
     other = softmax_model("bert")
     other.config.num_attention_heads = 2
     narrow = AutoModel.from_config(other.config)
+    model = converted().train()
+    before = list(model.state_dict())
     with pytest.raises(ValueError, match="must have the model's heads and width"):
-        distil(converted(), batches(), teacher=narrow, steps=2, progress=False)
+        distil(model, batches(), teacher=narrow, steps=2, progress=False)
+    assert model.training and list(model.state_dict()) == before  # a refusal leaves it as it was
 
 
 @pytest.mark.parametrize(

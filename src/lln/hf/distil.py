@@ -99,12 +99,12 @@ def distil(
         "passes": passes, "seed": seed, "low_rank": low_rank,
         "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
     }  # fmt: skip
-    training = Training(
-        model, followed, batches, parameters, settings,
-        None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
-    )  # fmt: skip
     finished = False
-    try:
+    try:  # from here on the model is put back as it was, whatever goes wrong
+        training = Training(
+            model, followed, batches, parameters, settings,
+            None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
+        )  # fmt: skip
         with torch.enable_grad(), progress_bar(progress, steps) as show:
             training.run(stages, rates, resume, _both(show, on_step))
         finished = True

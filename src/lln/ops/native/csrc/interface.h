@@ -1,0 +1,64 @@
+// The C interface: what a caller fills in, and what `checks.h` looks at before anything is touched. interface.py mirrors it.
+//
+// A tensor crosses with everything that says which memory it is: where it starts, how many bytes there are from there to the end
+// of its allocation, what is in it, and how it is laid out. Zeros all over stand for no tensor.
+#pragma once
+#include <cstdint>
+
+enum Dtype : int64_t { NO_TENSOR = 0, FLOAT32 = 1, FLOAT16 = 2, BFLOAT16 = 3, FLOAT64 = 4, INT64 = 5, BOOL = 6 };
+
+constexpr int MOST_DIMENSIONS = 4;
+
+struct View {
+    char* data;
+    int64_t bytes;  // readable (and, for results, writable) from `data` on
+    int64_t dtype;
+    int64_t rank;
+    int64_t size[MOST_DIMENSIONS];
+    int64_t stride[MOST_DIMENSIONS];  // in elements, none negative
+};
+
+// B samples; S sequences: those that cu_seqlens (S + 1) marks in the one sample there is then, or the samples.
+// bias, key_mask, cu_seqlens and start (all three) may be absent.
+struct AttentionCall {
+    int64_t isa, threads, is_causal, parameter_grads;
+    View q, k, v;                                          // (B, Hq, Nq, D), (B, Hk, Nk, D), (B, Hk, Nk, Dv), any layout
+    View alpha, beta, bias;                                // (S, Hq, D), (S, Hk, D), (S, Hq, D)
+    View key_mask, cu_seqlens;                             // (B, Nk), (S + 1)
+    View start_maximum, start_summed, start_normaliser;    // (S, Hk, D), (S, Hk, D, Dv), (S, Hk, D), the sums in float64
+    View maximum, summed, normaliser;                      // forward: written, sums as in start, or float32; backward: read, float32
+    View out;                                              // (B, Hq, Nq, Dv); forward only
+    View grad, dq, dk, dv;                                 // backward only, as out, q, k and v
+    View dalpha, dbeta, dbias;                             // backward with parameter_grads only, as alpha, beta and bias
+    View dsummed, dnormaliser;                             // backward, read: gradients of the sums that forward left; may be absent
+    View dstart_summed, dstart_normaliser;                 // backward, written: of those it started from; may be absent
+    View weight;                                           // backward, read: (B, Hq, Nq or 1), a factor of the rows of grad; may be absent
+};
+
+struct MomentsCall {
+    int64_t isa, threads;
+    View x, key_mask, cu_seqlens;  // (B, H, N, D), (B, N), (S + 1)
+    View count, total, squares;    // written: (S), (S, H, D), (S, H, D)
+};
+
+struct MatchCall {
+    int64_t isa, threads, center_keys;
+    double scale;
+    double first_log2_t, step_log2_t, first_log2_length, step_log2_length;
+    View q, k, query_mask, key_mask, cu_seqlens;  // (B, Hq, Nq, D), (B, Hk, Nk, D), (B, Nq), (B, Nk), (S + 1)
+    View table;                                   // (lengths, temperatures), log2 r
+    View alpha, beta;                             // written: (S, Hk)
+    View entropies;                               // written: (S, Hk, 2); if it is there, matching is on a sample
+};
+
+struct BlockCall {
+    int64_t isa, threads, is_causal, one_block, block_size;
+    int64_t add_to_dq_dk, add_to_dv;     // backward: gradients are added to what is there, that of another branch
+    double scale;
+    View q, k, v, key_mask, cu_seqlens;  // as in AttentionCall; Nq = Nk unless one_block
+    View out;                            // forward only
+    View grad, dq, dk, dv;               // backward only
+    // Mixed with another branch's rows, w_i far_i + (1 - w_i) blocks_i, where these are given: weight (B, Hq, Nq or 1) in float32,
+    // and far, as out, which may be out itself. Backward reads far for dweight, (B, Hq, Nq), if that is wanted.
+    View far, weight, dweight;
+};

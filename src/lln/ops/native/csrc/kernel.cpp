@@ -1,0 +1,23 @@
+// Compiled once for each instruction set, into a namespace of its own so that no function of one is taken for another's.
+#include "bidirectional_backward.h"
+#include "blocks_backward.h"
+#include "causal_backward.h"
+#include "sample_matching.h"
+
+namespace LLN_ISA {
+
+void forward(const Problem& p);
+void backward(const Problem& p);
+void moments(const MomentsProblem& p);
+void match(const MatchProblem& p);
+void block_forward(const BlockProblem& p);
+void block_backward(const BlockProblem& p);
+
+void forward(const Problem& p) { p.is_causal ? causal_forward(p) : bidirectional_forward(p); }
+void backward(const Problem& p) { p.is_causal ? causal_backward(p) : bidirectional_backward(p); }
+void moments(const MomentsProblem& p) { all_moments(p); }
+void match(const MatchProblem& p) { p.entropies == nullptr ? match_moments(p) : match_on_samples(p); }
+void block_forward(const BlockProblem& p) { all_blocks_forward(p); }
+void block_backward(const BlockProblem& p) { all_blocks_backward(p); }
+
+}  // namespace LLN_ISA

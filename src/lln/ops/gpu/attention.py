@@ -1,0 +1,227 @@
+"""LLN attention by the kernels: workspaces, grids, and the order of launches (`lln.ops.lln.triton` lists them)."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lln.ops.gpu import bidirectional, causal, states, sums
+from lln.ops.gpu.plan import Plan
+from lln.ops.gpu.tensors import State, Sums, mask, rows, scales
+from lln.ops.gpu.tiles import Shape, power_of_two, tile
+from lln.ops.lln.op import Operands, Results
+from lln.ops.lln.op import State as FinalState
+from lln.ops.operation import empty_like_rows, empty_rows
+
+
+class Call(NamedTuple):
+    """A record of operands as the kernels see it."""
+
+    x: Operands
+    shape: Shape
+    groups: int
+    keys: Plan
+    queries: Plan
+
+    @staticmethod
+    def of(x: Operands) -> "Call":
+        shape = Shape(x.k.shape[-1], x.v.shape[-1])
+        keys = Plan.of(x.k, x.cu_seqlens, shape.stretch)
+        queries = keys if x.q.shape[2] == x.k.shape[2] else Plan.of(x.q, None, shape.stretch)
+        return Call(x, shape, x.q.shape[1] // x.k.shape[1], keys, queries)
+
+    def options(self, kernel: str) -> dict[str, Any]:
+        """Sizes of a kernel that goes over rows."""
+        chosen = tile(kernel, self.shape, self.x.q.dtype)
+        found = {**self.shape.whole, "ROWS": chosen.rows, **chosen.options}
+        if self.x.is_causal and kernel.startswith("causal"):
+            found["LEVELS"] = chosen.rows.bit_length() - 1
+        return found
+
+    @property
+    def start(self) -> State | None:
+        return None if self.x.start is None else State(*(t.contiguous() for t in self.x.start))
+
+    @property
+    def merging_grid(self) -> tuple[int, int, int]:
+        return self.keys.sequences, self.x.k.shape[1], self.shape.merged_slices
+
+    def empty_states(self, plan: Plan, heads: int) -> State:
+        return State(*_empty(self.x.beta, (plan.total, heads, self.shape.D), self.shape.E))
+
+    def empty_sums(self, count: int, heads: int) -> Sums:
+        return Sums(*_empty(self.x.beta, (count, heads, self.shape.D), self.shape.E)[1:])
+
+    def empty_start(self) -> Sums | None:
+        """For the gradient of the starting state, if there is one."""
+        start = self.x.start
+        if start is None:
+            return None
+        return Sums(*(t.new_empty(t.shape) for t in (start.summed, start.normaliser)))
+
+    def empty_scales(self, plan: Plan, heads: int) -> Tensor:
+        return self.x.beta.new_empty(plan.total, heads, self.shape.D)
+
+
+def forward(x: Operands) -> Results:
+    with on(x.q.device):
+        call = Call.of(x)
+        out = empty_rows(x.q, call.shape.E)
+        final = FinalState.uninitialised(x.beta, call.shape.E, x.sums_dtype)
+        parts = _key_states(call)
+        if x.is_causal:
+            _prefixes(call, parts, State(*final))
+            options = call.options("causal_outputs")
+            options["VALUES"] = call.shape.sliced_values
+            slices = -(-call.shape.E // options["VALUES"])
+            causal.causal_outputs[(call.keys.total, x.q.shape[1], slices)](
+                *_operands(call), parts, rows(out), call.keys.stretches, call.groups, **options
+            )
+            return Results(out, *final)
+        states.merge_states[call.merging_grid](
+            parts, call.start, State(*final), call.keys.stretches, **call.shape.merging, num_warps=4
+        )
+        bidirectional.outputs[(call.queries.total, x.q.shape[1])](
+            rows(x.q), scales(x.alpha), scales(x.bias), State(*final), rows(out), call.queries.stretches, call.groups,
+            **call.options("outputs"), SLICES=call.shape.slices,
+        )  # fmt: skip
+        return Results(out, *final)
+
+
+def _operands(call: Call) -> tuple[Any, ...]:
+    x = call.x
+    return (
+        rows(x.q), rows(x.k), rows(x.v), scales(x.alpha), scales(x.beta), scales(x.bias), mask(x.key_mask),
+    )  # fmt: skip
+
+
+def _prefixes(call: Call, parts: State, final: State) -> None:
+    """States of stretches become those before them."""
+    states.prefix_states[call.merging_grid](
+        parts, call.start, final, call.keys.stretches, **call.shape.merging, num_warps=4
+    )
+
+
+def _key_states(call: Call) -> State:
+    """The state of each stretch of keys by itself."""
+    x, heads = call.x, call.x.k.shape[1]
+    parts = call.empty_states(call.keys, heads)
+    states.key_states[(call.keys.total, heads, call.shape.slices)](
+        rows(x.k), rows(x.v), scales(x.beta), mask(x.key_mask), parts, call.keys.stretches,
+        **call.options("key_states"),
+    )  # fmt: skip
+    return parts
+
+
+def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str]) -> dict[str, Tensor]:
+    """Gradients of everything, whatever is wanted: those of the small operands cost next to nothing."""
+    out = results.out
+    grad = grads["out"]
+    grad = out.new_zeros(()).expand_as(out) if grad is None else grad
+    later = _of_final_state(grads, results)
+    with on(x.q.device):
+        call = Call.of(x)
+        if x.is_causal:
+            return _causal_backward(call, grad, results, later)
+        return _bidirectional_backward(call, grad, results, later)
+
+
+def _bidirectional_backward(call: Call, grad: Tensor, results: Results, later: Sums | None) -> dict[str, Tensor]:
+    x, shape = call.x, call.shape
+    query_heads, key_heads = x.q.shape[1], x.k.shape[1]
+    state = State(*(t.contiguous() for t in results.state))
+    dq, dk, dv = (empty_like_rows(t) for t in (x.q, x.k, x.v))
+    parts = call.empty_sums(call.queries.total, query_heads)
+    dalpha, dbias = (call.empty_scales(call.queries, query_heads) for _ in range(2))
+    bidirectional.query_gradients[(call.queries.total, query_heads, shape.slices)](
+        rows(x.q), scales(x.alpha), scales(x.bias), state, rows(results.out), rows(grad), rows(dq), parts, dalpha, dbias,
+        call.queries.stretches, call.groups, **call.options("query_gradients"), SLICES=shape.slices,
+    )  # fmt: skip
+    dstate = call.empty_sums(call.keys.sequences, key_heads)
+    dstart = call.empty_start()
+    sums.sum_state_gradients[call.merging_grid](
+        parts,
+        later,
+        state,
+        call.start,
+        dstate,
+        dstart,
+        call.queries.stretches,
+        call.groups,
+        **shape.merging,
+        num_warps=4,
+    )
+    dbeta = call.empty_scales(call.keys, key_heads)
+    of_keys = (
+        rows(x.k), rows(x.v), scales(x.beta), mask(x.key_mask), state, dstate, rows(dk), rows(dv), dbeta,
+        call.keys.stretches,
+    )  # fmt: skip
+    grid, options = (call.keys.total, key_heads), call.options("key_gradients")
+    if shape.slices == 1:
+        bidirectional.key_gradients[grid](*of_keys, **options, SLICES=1, OF_KEYS=True, OF_VALUES=True)
+    else:
+        bidirectional.key_gradients[(*grid, shape.slices)](*of_keys, **options, SLICES=1, OF_KEYS=True, OF_VALUES=False)
+        bidirectional.key_gradients[grid](*of_keys, **options, SLICES=shape.slices, OF_KEYS=False, OF_VALUES=True)
+    return {"q": dq, "k": dk, "v": dv, **_summed_scales(call, dalpha, dbias, dbeta), **_of_start(dstart)}
+
+
+def _causal_backward(call: Call, grad: Tensor, results: Results, later: Sums | None) -> dict[str, Tensor]:
+    x, count = call.x, call.keys.total
+    query_heads, key_heads = x.q.shape[1], x.k.shape[1]
+    before, state = _key_states(call), State(*(t.contiguous() for t in results.state))
+    # The final state is known already; the one written here is not used.
+    _prefixes(call, before, State(*FinalState.uninitialised(x.beta, call.shape.E, x.beta.dtype)))
+    options = call.options("causal_gradients")
+    options["TILES"] = call.keys.stretches.rows // options["ROWS"]
+    dq, dk, dv = (empty_like_rows(t) for t in (x.q, x.k, x.v))
+    parts = call.empty_sums(count, query_heads)
+    dalpha, dbias = (call.empty_scales(call.keys, query_heads) for _ in range(2))
+    maxima = x.beta.new_empty(count * options["TILES"], key_heads, call.shape.D)
+    rates = x.beta.new_empty(*x.q.shape[:3], 2)
+    causal.causal_query_gradients[(count, query_heads)](
+        *_operands(call), before, rows(results.out), rows(grad), rows(dq), parts, dalpha, dbias, maxima, rates,
+        call.keys.stretches, call.groups, **options,
+    )  # fmt: skip
+    after, dstart = call.empty_sums(count, key_heads), call.empty_start()
+    sums.suffix_gradients[call.merging_grid](
+        parts, later, before, state, after, dstart, call.keys.stretches, call.groups, **call.shape.merging, num_warps=4
+    )
+    dbeta = call.empty_scales(call.keys, key_heads)
+    causal.causal_key_gradients[(count, key_heads)](
+        *_operands(call), after, rows(grad), maxima, rates, rows(dk), rows(dv), dbeta,
+        call.keys.stretches, call.groups, **options,
+    )  # fmt: skip
+    return {"q": dq, "k": dk, "v": dv, **_summed_scales(call, dalpha, dbias, dbeta), **_of_start(dstart)}
+
+
+def _of_start(dstart: Sums | None) -> dict[str, Tensor]:
+    return {} if dstart is None else {"start_summed": dstart.summed, "start_normaliser": dstart.normaliser}
+
+
+def _summed_scales(call: Call, alpha: Tensor, bias: Tensor, beta: Tensor) -> dict[str, Tensor]:
+    sequences, query_heads, key_heads = call.keys.sequences, alpha.shape[1], beta.shape[1]
+    dalpha, dbias, dbeta = (t.new_empty(sequences, *t.shape[1:]) for t in (alpha, bias, beta))
+    sums.sum_scales[(sequences, query_heads + key_heads)](
+        alpha, bias, beta, dalpha, dbias, dbeta, call.queries.stretches, call.keys.stretches, query_heads, key_heads,
+        D=call.shape.D, COLUMNS=power_of_two(call.shape.D),
+    )  # fmt: skip
+    return {"alpha": dalpha, "bias": dbias, "beta": dbeta}
+
+
+def _of_final_state(grads: dict[str, Tensor | None], results: Results) -> Sums | None:
+    """The gradient that came through the final state, if any did."""
+    given = (grads["summed"], grads["normaliser"])
+    if given == (None, None):
+        return None
+    like = (results.summed, results.normaliser)
+    return Sums(*(torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(given, like, strict=True)))
+
+
+def _empty(like: Tensor, shape: tuple[int, int, int], values: int) -> tuple[Tensor, Tensor, Tensor]:
+    return like.new_empty(shape), like.new_empty(*shape, values), like.new_empty(shape)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

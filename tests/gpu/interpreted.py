@@ -1,0 +1,44 @@
+"""A plugin for pytest (`-p tests.gpu.interpreted`): the contract tests under Triton's interpreter, which is slow.
+
+Drawn cases have fewer heads, there are fewer of them (LLN_EXAMPLES), and one that fails is shown as it is. The tests
+themselves are those of every backend.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import Phase
+
+from tests.gpu.interpreter import quicken
+from tests.ops import cases
+
+EXAMPLES = int(os.environ.get("LLN_EXAMPLES", "10"))
+build_any = cases.build
+
+
+def build_small(case: cases.Case) -> cases.Inputs:
+    if hypothesis.currently_in_test_context():
+        case = dataclasses.replace(
+            case, batch=min(case.batch, 2), key_heads=min(case.key_heads, 2), groups=min(case.groups, 2)
+        )
+    return build_any(case)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    quicken()
+    cases.build = build_small
+    config.addinivalue_line(
+        "filterwarnings", "ignore::RuntimeWarning:triton.*"
+    )  # of NumPy, where a GPU gives inf or NaN
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        given = getattr(item.obj, "_hypothesis_internal_use_settings", None)
+        if given is not None:
+            item.obj._hypothesis_internal_use_settings = hypothesis.settings(
+                given, max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate]
+            )

@@ -1,0 +1,55 @@
+"""The contract tests of every backend over the Triton kernels, on the CPU, under Triton's interpreter.
+
+The interpreter is chosen before triton is imported, so these tests run in processes of their own. They say nothing of races
+between warps and nothing of speed, and bfloat16 products run in float32 there: `test_compiled` looks at what is compiled.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'lln-attention[gpu]'"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process"),
+]
+
+# What is quick enough for every run; all tests, and more cases, are for `make sweep`.
+QUICK = {
+    "attention": "agree_with_the_oracle or edge_of_float16 or (huge and 64) or (right_padding and 101) "
+    "or packed or without_keys or whatever",
+    "blocks": "agree_with_the_oracle or (future and (k-nan or v-nan)) or (anything and holes)",
+    "diag": "agree_with_the_oracle or (future and v-nan and 16) or float32",
+}
+
+
+def run(selection: str, examples: int, *files: str) -> str:
+    command = [
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.gpu.interpreted", "-k", selection, *files,
+    ]  # fmt: skip
+    environment = os.environ | {"TRITON_INTERPRET": "1", "LLN_EXAMPLES": str(examples)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("operation", ["attention", "blocks", "diag"])
+def test_the_contract_holds_under_the_interpreter(operation: str) -> None:
+    run(f"{operation}-triton and ({QUICK[operation]})", 5, "tests/ops")
+
+
+def test_launches_write_all_they_return_and_wait_for_nobody() -> None:
+    run("launches", 5, "tests/gpu/test_launches.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10_000)
+@pytest.mark.parametrize("operation", ["attention", "blocks", "diag"])
+def test_the_whole_contract_holds_under_the_interpreter(operation: str) -> None:
+    run(f"{operation}-triton", 300, "tests/ops")

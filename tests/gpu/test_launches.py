@@ -1,0 +1,130 @@
+"""What the launches do to memory: they write all of their results, read nothing back, and count in 64 bits.
+
+Run by `test_contract` in a process under Triton's interpreter.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_contract in a process under Triton's interpreter"
+)
+
+from lln.ops.blocks import Operands as BlockOperands  # noqa: E402
+from lln.ops.blocks import blocks  # noqa: E402
+from lln.ops.lln import Operands, attention  # noqa: E402
+
+READ_BACK = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero")
+
+
+class NothingIsReadBack(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in READ_BACK, f"{name} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+def operands(kind: str, causal: bool) -> Operands:
+    length, heads, dim = 140, 2, 16
+    q, k, v = (torch.randn(1, heads, length, dim) for _ in range(3))
+    packed = torch.tensor([0, 60, 60, length]) if kind == "packed" else None
+    sequences = 3 if kind == "packed" else 1
+    scale = torch.ones(sequences, heads, dim)
+    counts = torch.rand(1, length) < 0.7 if kind == "masked" else None
+    start = (torch.zeros_like(scale), torch.randn(sequences, heads, dim, dim), torch.ones_like(scale))
+    return Operands(q, k, v, scale, scale, scale, counts, packed, *start, is_causal=causal)
+
+
+def everything(operation: Any, x: Any) -> list[torch.Tensor]:
+    """All results and all gradients, by the backend itself."""
+    backend = operation.backends["triton"]
+    results = backend.forward(x)
+    grads = {name: torch.ones_like(getattr(results, name)) for name in operation.flowing}
+    found = backend.backward(grads, results, x, set(operation.differentiable))
+    return [*results, *found.values()]
+
+
+either_direction = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+every_kind = pytest.mark.parametrize("kind", ["plain", "masked", "packed"])
+
+
+def of_blocks(x: Operands) -> BlockOperands:
+    return BlockOperands(x.q, x.k, x.v, x.key_mask, x.cu_seqlens, 24, 0.3, x.is_causal)
+
+
+@either_direction
+@every_kind
+def test_launches_leave_no_memory_unwritten(kind: str, causal: bool) -> None:
+    x = operands(kind, causal)
+    torch.use_deterministic_algorithms(True)  # fills memory that nobody has written with NaN
+    try:
+        assert torch.empty(3).isnan().all()
+        found = everything(attention, x) + everything(blocks, of_blocks(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for t in found:
+        assert not t.isnan().any()
+
+
+@either_direction
+@every_kind
+def test_launches_read_nothing_back(kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launches_without_running(monkeypatch)
+    x = operands(kind, causal)
+    with NothingIsReadBack():
+        everything(attention, x)
+        everything(blocks, of_blocks(x))
+    assert len(launched) > 8
+
+
+@either_direction
+def test_launches_are_few(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launches_without_running(monkeypatch)
+    x = operands("plain", causal)
+    backend = attention.backends["triton"]
+    results = backend.forward(x)
+    assert len(launched) == 3
+    assert backend.backward is not None
+    backend.backward({"out": results.out, "summed": None, "normaliser": None}, results, x, set())
+    assert len(launched) - 3 == (6 if causal else 4)
+
+
+def launches_without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of kernels, as they are launched; what they would compute is of no interest here."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launched: list[str] = []
+    monkeypatch.setattr(InterpretedFunction, "run", lambda self, *a, **k: launched.append(self.__name__))
+    return launched
+
+
+@pytest.mark.parametrize(
+    "causal, dim, value_dim", [(False, 200, 130), (True, 100, 90)], ids=["bidirectional", "causal"]
+)
+def test_launches_cut_large_heads(causal: bool, dim: int, value_dim: int) -> None:
+    q, k = (torch.randn(1, 1, 150, dim, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 1, 150, value_dim, requires_grad=True)
+    scale = torch.ones(1, 1, dim)
+    leaves = (q, k, v)
+
+    def results(backend: str) -> list[torch.Tensor]:
+        out = attention(Operands(q, k, v, scale, scale, is_causal=causal), backend).out
+        return [out, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel()).reshape(out.shape))]
+
+    for actual, true in zip(results("triton"), results("oracle"), strict=True):
+        torch.testing.assert_close(actual, true, atol=1e-5, rtol=1e-5)
+
+
+def test_launches_count_in_64_bits() -> None:
+    from lln.ops.gpu.tensors import Rows
+    from tests.gpu.offsets import offsets
+
+    found = torch.empty(16, 16, dtype=torch.int64)
+    strides = (0, 0, 1 << 20, 1 << 30)  # the 60,000th row lies 6e10 elements away
+    offsets[(1, 1)](Rows(0, *strides), found)  # type: ignore[arg-type]
+    index = torch.arange(16)
+    assert torch.equal(found, (60_000 + index)[:, None] * strides[2] + index[None] * strides[3])

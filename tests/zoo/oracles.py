@@ -95,7 +95,7 @@ def lln(m: Any, q: Tensor, k: Tensor, v: Tensor, counts: Tensor, causal: bool, x
     if m.options.alpha is None and not causal:
         centred = m.options.subtract_mean_key
         alphas, betas = match_moments(
-            q[None], k[None], key_padding_mask=counts[None], target=m.options.target, center_keys=centred
+            q[None], k[None], key_mask=counts[None], target=m.options.target, center_keys=centred
         )
         if centred and counts.any():
             k = k - k[:, counts].mean(dim=1, keepdim=True)

@@ -100,6 +100,12 @@ def test_causality_is_refused_where_there_is_none(variant: Variant) -> None:
         variant.build()(sample(), is_causal=True)
 
 
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.card.bidirectional], ids=str)
+def test_looking_ahead_is_refused_where_there_is_only_a_causal_form(variant: Variant) -> None:
+    with pytest.raises(ValueError, match="only a causal form"):
+        variant.build()(sample())
+
+
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.card.cross], ids=str)
 def test_context_is_refused_without_cross_attention(variant: Variant) -> None:
     with pytest.raises(ValueError, match="no cross-attention"):

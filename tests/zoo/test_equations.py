@@ -6,11 +6,14 @@ import torch
 import lln.zoo
 from lln.zoo.multihead import MultiHead
 from tests.zoo.oracles import LAYER_ORACLES, ORACLES
+from tests.zoo.oracles_2024 import ORACLES_2024
 from tests.zoo.variants import MECHANISMS, VARIANTS, Variant, heads_of, masks, sample
+
+MECHANISM_ORACLES = ORACLES | ORACLES_2024
 
 
 def test_every_member_has_an_oracle() -> None:
-    assert sorted([*ORACLES, *LAYER_ORACLES]) == lln.zoo.names()
+    assert sorted([*MECHANISM_ORACLES, *LAYER_ORACLES]) == lln.zoo.names()
 
 
 @pytest.mark.parametrize("mask", ["none", "right", "left", "holes", "empty"])
@@ -26,7 +29,7 @@ def test_output_is_the_equation(variant: Variant, mask: str) -> None:
     for causal in variant.causalities:
         out = module.mechanism(q, k, v, counts, counts, causal, **inputs)
         for b in range(len(x)):
-            true = ORACLES[variant.name](module.mechanism, q[b], k[b], v[b], kept[b], causal, x[b])
+            true = MECHANISM_ORACLES[variant.name](module.mechanism, q[b], k[b], v[b], kept[b], causal, x[b])
             rows = kept[b] | ~kept[b].any()
             torch.testing.assert_close(out[b][:, rows], true[:, rows], rtol=1e-8, atol=1e-10)
 

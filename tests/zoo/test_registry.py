@@ -32,11 +32,12 @@ ASKED_FOR = [
     "flash",
     "tnn",
 ]
+SINCE = ["hedgehog", "mala", "polaformer", "agent", "lolcats", "gated_delta", "mhla", "sla"]
 FUNCTIONS = [n for n in lln.zoo.names() if not lln.zoo.card(n).learned]
 
 
-def test_the_zoo_has_every_attention_of_the_tables() -> None:
-    assert lln.zoo.names() == sorted(ASKED_FOR)
+def test_the_zoo_has_every_attention_of_the_tables_and_those_since() -> None:
+    assert lln.zoo.names() == sorted(ASKED_FOR + SINCE)
 
 
 def test_an_unknown_member_is_refused_with_those_that_exist() -> None:

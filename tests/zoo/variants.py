@@ -45,26 +45,36 @@ class Variant:
 
 
 SMALL: dict[str, list[dict[str, Any]]] = {
+    "agent": [{"agents": 4}],
     "block_diagonal": [{"block_size": 4}],
     "flash": [{"chunk": 4, "shared_dim": 6, "units": 2}],
+    "gated_delta": [{"gate": "head"}, {"gate": "feature"}],
     "linformer": [{"projected_length": 5, "sharing": s} for s in ("heads", "none", "keys_and_values")],
     "lln": [{}, {"target": "variance", "subtract_mean_key": True}],
     "lln_diag": [{"block_size": 4}, {"block_size": 4, "mix": 0.3, "target": "variance"}],
+    "lolcats": [{"window": 3}],
     "longformer": [{"window": 4, "global_tokens": 2}],
+    "mhla": [{"blocks": 8}],
     "nystromformer": [{"landmarks": 4}, {"landmarks": 4, "convolution": 3, "iterations": 8}],
     "performer": [{"features": 8}],
+    "polaformer": [{"form": "polaformer"}, {"form": "nalaformer"}],
     "quadratic": [{"form": "linear"}, {"form": "kernel"}],
     "reformer": [{"chunk": 4, "rounds": 3}],
     "relu": [{"form": "linear"}, {"form": "kernel"}],
     "rfa": [{"features": 32}],
     "skyformer": [{"landmarks": 6}],
+    "sla": [{"block_size": 2, "top": 0.3, "bottom": 0.2}],
     "tnn": [{"encoder_dim": 4, "encoder_layers": 1}],
     "transformer_ls": [{"window": 4, "projections": 3}],
     "transnormer_t1": [{"branch": "norm"}, {"branch": "diag", "block_size": 4}],
     "transnormer_t2": [{"branch": "norm"}, {"branch": "diag", "block_size": 4}],
 }
 
-VARIANTS = [Variant(name, options) for name in lln.zoo.names() for options in SMALL.get(name, [{}])]
+VARIANTS = [
+    Variant(name, options, only_causal=not lln.zoo.card(name).bidirectional)
+    for name in lln.zoo.names()
+    for options in SMALL.get(name, [{}])
+]
 VARIANTS.append(Variant("rfa", {"features": 32, "gate": True}, only_causal=True))
 MECHANISMS = [v for v in VARIANTS if not v.is_layer]
 

@@ -17,6 +17,7 @@ class Card:
     time: str
     memory: str
     growth: Growth
+    bidirectional: bool = True  # is_causal=False is supported
     causal: bool = False  # is_causal=True is supported: no output depends on a later position
     cross: bool = False  # keys and values may come from another sequence
     fixed_length: bool = False  # has weights for every position up to max_length
@@ -26,6 +27,7 @@ class Card:
     equivariant: bool = False  # permuting the sequence permutes the output
     replaces_feed_forward: bool = False
     departures: str = ""
+    reproduced: str = ""  # what its paper says of it that a test shows here
 
 
 def refuse_unsupported(card: Card, is_causal: bool, cross: bool) -> None:
@@ -34,3 +36,5 @@ def refuse_unsupported(card: Card, is_causal: bool, cross: bool) -> None:
         raise ValueError(f"{card.name} has no causal form: an output would depend on later positions")
     if cross and not card.cross:
         raise ValueError(f"{card.name} needs queries and keys of one sequence: it has no cross-attention")
+    if not is_causal and not card.bidirectional:
+        raise ValueError(f"{card.name} has only a causal form: pass is_causal=True")

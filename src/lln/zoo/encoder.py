@@ -27,17 +27,20 @@ class EncoderLayer(nn.Module):
             self.norm_attention, self.norm_feed_forward = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
             self.widen, self.narrow = nn.Linear(embed_dim, feed_forward), nn.Linear(feed_forward, embed_dim)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if self.whole:
-            whole: Tensor = x + self.attention(x, key_padding_mask, is_causal)
+            whole: Tensor = x + self.attention(x, key_mask, is_causal)
             return whole
-        x = x + self.attention(self.norm_attention(x), key_padding_mask, is_causal)
+        x = x + self.attention(self.norm_attention(x), key_mask, is_causal)
         mixed: Tensor = x + self.narrow(F.gelu(self.widen(self.norm_feed_forward(x))))
         return mixed
 
 
 class Encoder(nn.Module):
-    """`layers` layers with the named member; x (B, N, E) -> (B, N, E)."""
+    """`layers` layers with the named member; x (B, N, E) -> (B, N, E).
+
+    `is_causal=None` stands for False, and for True with members that have nothing else.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,12 @@ class Encoder(nn.Module):
             width = matched_width(attention, embed_dim, feed_forward) if match_parameters else feed_forward
             built.append(EncoderLayer(attention, embed_dim, width, registry.card(name).replaces_feed_forward))
         self.layers = nn.ModuleList(built)
+        self.only_causal = not registry.card(name).bidirectional
         self.norm = nn.LayerNorm(embed_dim)
 
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool | None = None) -> Tensor:
         for layer in self.layers:
-            x = layer(x, key_padding_mask, is_causal)
+            x = layer(x, key_mask, self.only_causal if is_causal is None else is_causal)
         normed: Tensor = self.norm(x)
         return normed
 

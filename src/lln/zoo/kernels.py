@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.ops.masks import allowed_pairs
+
 CHUNK = 128
 
 
@@ -46,15 +48,8 @@ def matrix(fq: Tensor, fk: Tensor, key_mask: Tensor | None, is_causal: bool) -> 
 
 def normalised_rows(scores: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
     """Non-negative scores over their sum over the keys that count."""
-    scores = scores.masked_fill(~allowed(scores, key_mask, is_causal), 0.0)
+    scores = scores.masked_fill(~allowed_pairs(scores, key_mask, is_causal=is_causal), 0.0)
     return divide(scores, scores.sum(dim=-1, keepdim=True))
-
-
-def allowed(scores: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Which (query, key) pairs count, broadcasting to (B, H, Nq, Nk)."""
-    pairs = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    pairs = pairs.tril() if is_causal else pairs
-    return pairs[None, None] if key_mask is None else pairs & key_mask[:, None, None, :]
 
 
 def only_keys_that_count(fk: Tensor, key_mask: Tensor | None) -> Tensor:

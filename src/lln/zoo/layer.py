@@ -6,12 +6,13 @@ x + layer(x) is the block of the member's paper; norms and inner residuals are i
 import torch
 from torch import Tensor, nn
 
+from lln.ops.masks import first_key
 from lln.zoo.card import Card, refuse_unsupported
 from lln.zoo.mechanism import Shape, roll, roll_mask
 
 
 class Layer(nn.Module):
-    """x (B, N, E), key_padding_mask (B, N) -> (B, N, E). Positions count from the first that counts."""
+    """x (B, N, E), key_mask (B, N) -> (B, N, E). Positions count from the first that counts."""
 
     card: Card
 
@@ -30,17 +31,17 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
         context: Tensor | None = None,
     ) -> Tensor:
-        x, mask, shift = self._prepared(x, key_padding_mask, is_causal, context)
+        x, mask, shift = self._prepared(x, key_mask, is_causal, context)
         out = self.update(x, mask, is_causal)
         return out if shift is None else roll(out[:, None], -shift)[:, 0]
 
-    def dense(self, x: Tensor, key_padding_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def dense(self, x: Tensor, key_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """The matrices (B, any, N, N) that mix positions."""
-        x, mask, shift = self._prepared(x, key_padding_mask, is_causal, None)
+        x, mask, shift = self._prepared(x, key_mask, is_causal, None)
         found = self.matrices(x, mask, is_causal)
         if shift is None:
             return found
@@ -50,19 +51,19 @@ class Layer(nn.Module):
         self, x: Tensor, mask: Tensor | None, is_causal: bool, context: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         refuse_unsupported(self.card, is_causal, context is not None)
-        if x.ndim != 3 or x.shape[2] != self.shape.embed_dim or x.shape[1] > self.shape.max_length:
+        if x.ndim != 3 or x.shape[2] != self.shape.embed_dim or x.shape[1] > self.shape.longest:
             raise ValueError(
-                f"x must be (batch, length up to {self.shape.max_length}, {self.shape.embed_dim}), got {tuple(x.shape)}"
+                f"x must be (batch, length up to {self.shape.longest}, {self.shape.embed_dim}), got {tuple(x.shape)}"
             )
         if mask is None:
             return x, None, None
         if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
             raise ValueError(
-                f"key_padding_mask must be bool of shape {tuple(x.shape[:2])}, True where a key counts; "
+                f"key_mask must be bool of shape {tuple(x.shape[:2])}, True where a key counts; "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"
             )
         x = x.masked_fill(~mask[..., None], 0.0)
         if bool(mask[:, 0].all()):
             return x, mask, None
-        shift = mask.int().argmax(dim=1)
+        shift = first_key(mask)[:, 0]
         return roll(x[:, None], shift)[:, 0], roll_mask(mask, shift), shift

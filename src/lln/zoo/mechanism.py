@@ -12,19 +12,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lln.ops.masks import first_key
+
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a layer: E, H and the greatest N."""
+    """The size of a layer: E, H and the greatest N, or None where nothing is said about lengths."""
 
     embed_dim: int
     num_heads: int
-    max_length: int
+    max_length: int | None
 
     def __post_init__(self) -> None:
         for name in ("embed_dim", "num_heads", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
         if self.embed_dim % self.num_heads:
             raise ValueError(
                 f"embed_dim must be a multiple of num_heads, got embed_dim={self.embed_dim}, num_heads={self.num_heads}"
@@ -33,6 +36,13 @@ class Shape:
     @property
     def head_dim(self) -> int:
         return self.embed_dim // self.num_heads
+
+    @property
+    def longest(self) -> int:
+        """max_length, for members that cannot do without."""
+        if self.max_length is None:
+            raise ValueError("this member has weights for every position: it needs max_length, the longest input")
+        return self.max_length
 
 
 class Mechanism(nn.Module):
@@ -110,7 +120,7 @@ class Mechanism(nn.Module):
         """(B,): the first key that counts, or None if that is position 0 everywhere or does not matter."""
         if not self.anchored or key_mask is None or bool(key_mask[:, 0].all()):
             return None
-        return key_mask.int().argmax(dim=1)
+        return first_key(key_mask)[:, 0]
 
 
 def check(
@@ -142,6 +152,15 @@ def check(
 def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     """Zeros where the mask (B, N) is False: 0 x NaN would be NaN, and masked positions must get zero gradients."""
     return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def queries_that_count(q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor | None:
+    """(B, Nq), for what is made of all queries together, or None where all count.
+
+    Where the caller does not say and there are as many queries as keys, they are one sequence, as everywhere in this
+    package: a query counts where its key does.
+    """
+    return key_mask if query_mask is None and q.shape[2] == k.shape[2] else query_mask
 
 
 def roll(x: Tensor, shift: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Multi-head attention around any mechanism: out = concat_h(mechanism(x Wq, x Wk, x Wv)) Wo."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,30 +22,36 @@ class MultiHead(nn.Module):
     def forward(
         self,
         x: Tensor,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
         context: Tensor | None = None,
     ) -> Tensor:
         """`context` (B, M, E), where given, supplies the keys and values; the padding mask is then the context's."""
-        x, context = self._checked(x, key_padding_mask, is_causal, context)
+        x, context = self._checked(x, key_mask, is_causal, context)
         q, k, v = self.heads(x, context)
-        query_mask = key_padding_mask if context is None else None
+        query_mask = self._query_mask(x, key_mask, context)
         inputs = {"inputs": x} if self.mechanism.needs_inputs else {}
-        out = self.mechanism(q, k, v, key_padding_mask, query_mask, is_causal, **inputs)  # (B, H, N, D)
+        out = self.mechanism(q, k, v, key_mask, query_mask, is_causal, **inputs)  # (B, H, N, D)
         projected: Tensor = self.project_out(out.transpose(1, 2).flatten(2))
         return projected
 
     def dense(
         self,
         x: Tensor,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
         context: Tensor | None = None,
     ) -> Tensor:
         """The attention matrix of every head (B, H, N, M)."""
-        x, context = self._checked(x, key_padding_mask, is_causal, context)
+        x, context = self._checked(x, key_mask, is_causal, context)
         q, k, _ = self.heads(x, context)
-        return self.mechanism.dense(q, k, key_padding_mask, key_padding_mask if context is None else None, is_causal)
+        return self.mechanism.dense(q, k, key_mask, self._query_mask(x, key_mask, context), is_causal)
+
+    def _query_mask(self, x: Tensor, key_mask: Tensor | None, context: Tensor | None) -> Tensor | None:
+        """Of a context only the keys are padded: every query counts, also where there are as many as keys."""
+        if context is None or key_mask is None:
+            return key_mask
+        return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
     def _checked(
         self, x: Tensor, mask: Tensor | None, is_causal: bool, context: Tensor | None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from lln.zoo.card import Card, refuse_unsupported
@@ -79,7 +80,7 @@ def options(name: str, **given: Any) -> Any:
 
 
 def build(name: str, *, embed_dim: int, num_heads: int, max_length: int, **given: Any) -> nn.Module:
-    """A layer x (B, N, E), key_padding_mask (B, N) True where a key counts -> (B, N, E), for N up to `max_length`."""
+    """A layer x (B, N, E), key_mask (B, N) True where a key counts -> (B, N, E), for N up to `max_length`."""
     found, chosen = member(name), options(name, **given)
     shape = Shape(embed_dim, num_heads, max_length)
     if issubclass(found.make, Mechanism):
@@ -96,32 +97,37 @@ def layer_options(name: str, layer: int, layers: int) -> dict[str, Any]:
 def attention(name: str, *, max_length: int | None = None, **given: Any) -> Callable[..., Tensor]:
     """The member as a function of q (B, H, Nq, D), k (B, H, Nk, D), v (B, H, Nk, Dv) and masks.
 
-    Random features, where a member has them, are drawn at the first call and kept. `max_length` is the longest input
-    (default: the length of the call); it matters to members whose weights depend on it.
+    Random features, where a member has them, belong to the function: they are the same at every length and dtype, on
+    every device, and a seed of None is drawn here, once, from torch's global generator. `max_length` is the longest input
+    there will be; it matters to cosFormer and Reformer, which without it go by the number of tokens of each sample.
+    Where `query_mask` is not given and there are as many queries as keys, they are taken for one sequence.
     """
     found, chosen = member(name), options(name, **given)
     if found.card.learned or not issubclass(found.make, Mechanism):
         raise ValueError(_not_a_function(name))
-    made: dict[Any, Mechanism] = {}
+    if getattr(chosen, "seed", 0) is None:
+        chosen = dataclasses.replace(chosen, seed=int(torch.randint(2**31, ())))
+
+    @functools.lru_cache(maxsize=8)  # made anew it is the same: the seed is given
+    def made(heads: int, head_dim: int, device: torch.device) -> Mechanism:
+        mechanism: Any = found.make(chosen, Shape(heads * head_dim, heads, max_length))
+        if next(mechanism.parameters(), None) is not None:
+            raise ValueError(_not_a_function(name))
+        kept: Mechanism = mechanism.to(device)  # not to a dtype: members round their features where they use them
+        return kept
 
     def call(
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Tensor | None = None,
-        query_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        check(q, k, v, key_padding_mask, query_padding_mask)
+        check(q, k, v, key_mask, query_mask)
         refuse_unsupported(found.card, is_causal, q.shape[2] != k.shape[2])
-        longest = max_length or max(q.shape[2], k.shape[2])
-        key = (q.shape[1], q.shape[3], longest, q.device, q.dtype)
-        if key not in made:
-            mechanism: Any = found.make(chosen, Shape(q.shape[1] * q.shape[3], q.shape[1], longest))
-            if next(mechanism.parameters(), None) is not None:
-                raise ValueError(_not_a_function(name))
-            made[key] = mechanism.to(q.device, q.dtype)
-        out: Tensor = made[key](q, k, v, key_padding_mask, query_padding_mask, is_causal)
+        mechanism = made(q.shape[1], q.shape[3], q.device)
+        out: Tensor = mechanism(q, k, v, key_mask, query_mask, is_causal)
         return out
 
     call.__name__ = call.__qualname__ = name

@@ -1,8 +1,9 @@
 """Softmax attention over allowed pairs, by torch's fused kernel, with rows that have no key."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lln.ops.masks import masked_softmax
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bool = False) -> Tensor:
@@ -17,5 +18,4 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, i
 def softmax_matrix(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
     """The matrix of `softmax_attention`."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    empty = ~allowed.any(dim=-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(~(allowed | empty), -torch.inf), dim=-1).masked_fill(empty, 0.0)
+    return masked_softmax(scores, allowed)

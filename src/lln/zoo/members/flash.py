@@ -41,15 +41,22 @@ class GatedAttentionUnit(nn.Module):
 
     def __init__(self, options: Options, shape: Shape) -> None:
         super().__init__()
-        self.chunk = min(options.chunk, shape.max_length)
-        self.max_length = shape.max_length
+        self.chunk = min(options.chunk, shape.longest)
+        self.max_length = shape.longest
         wide, shared = options.expansion * shape.embed_dim, options.shared_dim
         self.sizes = [wide, wide, shared]
+        self.scale = nn.Parameter(torch.empty(4, shared))
+        self.offset = nn.Parameter(torch.empty(4, shared))
+        self.bias = nn.Parameter(torch.empty(2 * self.chunk - 1))
+        self.reset_parameters()
         self.project_in = nn.Linear(shape.embed_dim, 2 * wide + shared)
         self.project_out = nn.Linear(wide, shape.embed_dim)
-        self.scale = nn.Parameter(1 + 0.02 * torch.randn(4, shared))
-        self.offset = nn.Parameter(torch.zeros(4, shared))
-        self.bias = nn.Parameter(torch.zeros(2 * self.chunk - 1))
+
+    def reset_parameters(self) -> None:
+        """What is the unit's own; its projections have theirs."""
+        nn.init.normal_(self.scale, mean=1.0, std=0.02)
+        nn.init.zeros_(self.offset)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
         u, v, z = F.silu(self.project_in(x)).split(self.sizes, dim=-1)

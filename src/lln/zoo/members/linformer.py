@@ -53,12 +53,20 @@ class Linformer(Mechanism):
 
     def __init__(self, options: Options, shape: Shape) -> None:
         super().__init__(options, shape)
-        rows = min(options.projected_length, shape.max_length)
+        rows = min(options.projected_length, shape.longest)
         copies = shape.num_heads if options.sharing == "none" else 1
-        self.project_keys = nn.Parameter(torch.randn(copies, rows, shape.max_length) * rows**-0.5)
-        self.project_values = self.project_keys
-        if options.sharing != "keys_and_values":
-            self.project_values = nn.Parameter(torch.randn(copies, rows, shape.max_length) * rows**-0.5)
+        self.project_keys = nn.Parameter(torch.empty(copies, rows, shape.longest))
+        self.project_values = nn.Parameter(torch.empty(copies, rows, shape.longest))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """New projections. Where keys and values share theirs, they do again: `to_empty` gives them one each."""
+        deviation = self.project_keys.shape[1] ** -0.5
+        nn.init.normal_(self.project_keys, std=deviation)
+        if self.options.sharing == "keys_and_values":
+            self.project_values = self.project_keys
+        else:
+            nn.init.normal_(self.project_values, std=deviation)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lln.attention import lln_attention, lln_diag_attention
-from lln.block_diagonal import block_diagonal_attention
+from lln.attention import block_diagonal_attention, lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching import DEFAULT_TARGET, TARGETS
-from lln.moment_matcher import MomentMatcher
+from lln.matching.matcher import MomentMatcher
 from lln.zoo.card import Card
 from lln.zoo.mechanism import Mechanism, Shape
 from lln.zoo.registry import register
+
+TYPICAL_LENGTH = 1024  # that causal alpha and beta are matched at where no max_length is given; the dependence is weak
 
 
 @dataclass(frozen=True)
@@ -89,30 +91,33 @@ class Lln(Mechanism):
         self.matcher = MomentMatcher(
             shape.num_heads, shape.head_dim, mode="sample", target=target, subtract_mean_key=centred
         )
-        unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=shape.max_length)
+        length = shape.max_length or TYPICAL_LENGTH
+        with torch.device("cpu"):  # only numbers are taken from it, wherever this module is made
+            unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=length)
         self.alpha = float(unit.log_alpha.detach().exp()) if options.alpha is None else options.alpha
         self.beta = float(unit.log_beta.detach().exp()) if options.beta is None else options.beta
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
-        out: Tensor = lln_attention(
-            q, k, v, alpha, beta, feature_bias=bias, key_padding_mask=key_mask, is_causal=is_causal
-        )
+        alpha, beta, bias = self._scales(q, k, key_mask, query_mask, is_causal)
+        out: Tensor = lln_attention(q, k, v, alpha, beta, feature_bias=bias, key_mask=key_mask, is_causal=is_causal)
         return out
 
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
-        return lln_matrix(q, k, alpha, beta, feature_bias=bias, key_padding_mask=key_mask, is_causal=is_causal)
+        alpha, beta, bias = self._scales(q, k, key_mask, query_mask, is_causal)
+        return lln_matrix(q, k, alpha, beta, feature_bias=bias, key_mask=key_mask, is_causal=is_causal)
 
     def _scales(
-        self, q: Tensor, k: Tensor, key_mask: Tensor | None, is_causal: bool
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """alpha, beta and feature bias: matched to the sample, unless given or causal."""
         if self.options.alpha is None and not is_causal:
+            if key_mask is not None and query_mask is not None and query_mask.all() and q.shape[2] == k.shape[2]:
+                # one key more, which does not count: matching would take as many queries as keys for one sequence
+                k, key_mask = F.pad(k, (0, 0, 0, 1)), F.pad(key_mask, (0, 1))
             alpha, beta, bias = self.matcher(q, k, key_mask)
             return alpha, beta, bias
         given = (torch.full((1, 1, 1, 1), x, dtype=q.dtype, device=q.device) for x in (self.alpha, self.beta))
@@ -134,19 +139,17 @@ class LlnDiag(Lln):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        alpha, beta, bias = self._scales(q, k, key_mask, is_causal)
+        alpha, beta, bias = self._scales(q, k, key_mask, query_mask, is_causal)
         out: Tensor = lln_diag_attention(
             q, k, v, alpha, beta, feature_bias=bias, mix=self.options.mix, block_size=self.options.block_size,
-            key_padding_mask=key_mask, is_causal=is_causal,
+            key_mask=key_mask, is_causal=is_causal,
         )  # fmt: skip
         return out
 
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        blocks = block_diagonal_matrix(
-            q, k, block_size=self.options.block_size, key_padding_mask=key_mask, is_causal=is_causal
-        )
+        blocks = block_diagonal_matrix(q, k, block_size=self.options.block_size, key_mask=key_mask, is_causal=is_causal)
         mix = self.options.mix
         return mix * super().matrix(q, k, key_mask, query_mask, is_causal) + (1 - mix) * blocks
 
@@ -168,10 +171,10 @@ class BlockDiagonal(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         size = self.options.block_size
-        return block_diagonal_attention(q, k, v, block_size=size, key_padding_mask=key_mask, is_causal=is_causal)
+        return block_diagonal_attention(q, k, v, block_size=size, key_mask=key_mask, is_causal=is_causal)
 
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         size = self.options.block_size
-        return block_diagonal_matrix(q, k, block_size=size, key_padding_mask=key_mask, is_causal=is_causal)
+        return block_diagonal_matrix(q, k, block_size=size, key_mask=key_mask, is_causal=is_causal)

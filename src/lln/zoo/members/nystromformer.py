@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lln.zoo.card import Card
 from lln.zoo.kernels import divide
-from lln.zoo.mechanism import Mechanism, Shape
+from lln.zoo.mechanism import Mechanism, Shape, queries_that_count
 from lln.zoo.registry import register
 from lln.zoo.scores import softmax_attention, softmax_matrix
 
@@ -67,7 +67,7 @@ class Nystromformer(Mechanism):
                 f"the convolution adds v at the queries' positions: it needs as many keys as queries, "
                 f"got {k.shape[2]} and {q.shape[2]}"
             )
-        q_mean, q_real = segment_means(q, query_mask, self.options.landmarks)
+        q_mean, q_real = segment_means(q, queries_that_count(q, k, key_mask, query_mask), self.options.landmarks)
         k_mean, k_real = segment_means(k, key_mask, self.options.landmarks)
         keys = None if key_mask is None else key_mask[:, None, None, :]
         columns = None if k_real is None else k_real[:, None, None, :]
@@ -78,7 +78,7 @@ class Nystromformer(Mechanism):
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        q_mean, q_real = segment_means(q, query_mask, self.options.landmarks)
+        q_mean, q_real = segment_means(q, queries_that_count(q, k, key_mask, query_mask), self.options.landmarks)
         k_mean, k_real = segment_means(k, key_mask, self.options.landmarks)
         keys = pairs(None, key_mask, q_mean, k)
         columns = pairs(None, k_real, q, k_mean)

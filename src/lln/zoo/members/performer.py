@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lln.attention import lln_attention
+from lln.ops.masks import allowed_pairs
 from lln.zoo import kernels
 from lln.zoo.card import Card
 from lln.zoo.mechanism import Mechanism, Shape
@@ -60,7 +61,11 @@ class Performer(Mechanism):
         super().__init__(options, shape)
         self.features = options.features or max(1, round(shape.head_dim * math.log(shape.head_dim)))
         self.register_buffer("directions", torch.empty(self.features, shape.head_dim))
-        self.redraw(options.seed)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As it was made; without a seed of its own, newly drawn."""
+        self.redraw(self.options.seed)
 
     def redraw(self, seed: int | None = None) -> None:
         """Draw new random features."""
@@ -71,7 +76,7 @@ class Performer(Mechanism):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         log_fq, log_fk = self._log_features(q, k)
-        out: Tensor = lln_attention(log_fq, log_fk, v, 1.0, 1.0, key_padding_mask=key_mask, is_causal=is_causal)
+        out: Tensor = lln_attention(log_fq, log_fk, v, 1.0, 1.0, key_mask=key_mask, is_causal=is_causal)
         return out
 
     def matrix(
@@ -80,7 +85,7 @@ class Performer(Mechanism):
         log_fq, log_fk = (x.double() for x in self._log_features(q, k))
         rows = [torch.logsumexp(log_fq[:, :, i, None] + log_fk, dim=-1) for i in range(q.shape[2])]
         log_scores = torch.stack(rows, dim=2)  # (B, H, Nq, Nk)
-        pairs = kernels.allowed(log_scores, key_mask, is_causal)
+        pairs = allowed_pairs(log_scores, key_mask, is_causal=is_causal)
         log_scores = log_scores.masked_fill(~pairs, -torch.inf)
         top = log_scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).min)
         return kernels.normalised_rows((log_scores - top).exp(), key_mask, is_causal).to(q.dtype)
@@ -95,9 +100,9 @@ class Performer(Mechanism):
 def orthogonal_gaussian(rows: int, dim: int, generator: torch.Generator | None) -> Tensor:
     """(rows, dim): each block of `dim` rows orthogonal, each row with the norm of a Gaussian vector."""
     blocks = -(-rows // dim)
-    gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64, device="cpu")
     orthogonal, triangular = torch.linalg.qr(gaussian)
     signs = triangular.diagonal(dim1=-2, dim2=-1).sign()  # without this the distribution is not uniform
     directions = (orthogonal * signs[:, None, :]).transpose(-1, -2).flatten(0, 1)[:rows]
-    norms = torch.randn(rows, dim, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    norms = torch.randn(rows, dim, generator=generator, dtype=torch.float64, device="cpu").norm(dim=-1, keepdim=True)
     return directions * norms

@@ -7,9 +7,10 @@
 The rounds are computed one by one with weights exp(score)/n_ij, n_ij the number of rounds in which j is in P_i^r, and
 added, which is the softmax over the union. Kitaev et al. 2020, "Reformer: The Efficient Transformer", eqs. 4-8 and
 appendix A. Time O(R N (m d + log N)), memory O(R N (m + d)).
-Departures: the number of buckets is a power of two near 2 max_length/m whatever the input's length, so that padding
-changes nothing; it is a product of hashes of at most 16 buckets each (the paper factorises large numbers of buckets,
-too). Bidirectional only: sorting moves chunk borders, so even masked to the past an output would depend on later
+Departures: the number of buckets is a power of two near 2 max_length/m or, where no max_length is given, 2 n/m with the n
+tokens of the sample that count, so that padding changes nothing; it is a product of hashes of at most 16 buckets each
+(the paper factorises large numbers of buckets, too), and any number of buckets uses the first columns of one draw.
+Bidirectional only: sorting moves chunk borders, so even masked to the past an output would depend on later
 positions.
 """
 
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.ops.masks import masked_softmax
 from lln.zoo.card import Card
 from lln.zoo.kernels import divide
 from lln.zoo.mechanism import Mechanism, Shape
@@ -28,6 +30,8 @@ from lln.zoo.registry import register
 
 SELF_PENALTY = 1e5
 LARGEST_HASH = 16
+BITS = 4  # of the largest hash
+MOST_BITS = 32  # more buckets than there can be tokens
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Options:
         growth="n log n",
         dense=True,
         deterministic=False,
-        departures="Buckets by max_length, not by the input's length; k is not read, the keys are normalised queries.",
+        departures="Buckets by max_length or the tokens that count; k is not read, the keys are normalised queries.",
     ),
     Options,
 )
@@ -62,15 +66,21 @@ class Reformer(Mechanism):
 
     def __init__(self, options: Options, shape: Shape) -> None:
         super().__init__(options, shape)
-        bits = max(1, round(math.log2(max(2.0, 2 * shape.max_length / options.chunk))))
-        largest = int(math.log2(LARGEST_HASH))
-        self.hashes = [LARGEST_HASH] * (bits // largest) + ([2 ** (bits % largest)] if bits % largest else [])
+        self.bits = MOST_BITS if shape.max_length is None else bits_for(shape.max_length, options.chunk)
+        self.hashes = hashes_of(self.bits)
         self.register_buffer("rotations", torch.empty(options.rounds, shape.head_dim, sum(self.hashes) // 2))
-        self.redraw(options.seed)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As it was made; without a seed of its own, newly drawn."""
+        self.redraw(self.options.seed)
 
     def redraw(self, seed: int | None = None) -> None:
-        """Draw new hash functions."""
-        self.rotations.copy_(torch.randn(self.rotations.shape, generator=generator(seed), dtype=torch.float64))
+        """Draw new hash functions: always as many as there could be, so that max_length does not change the draw."""
+        rounds, dim, columns = self.rotations.shape
+        most = sum(hashes_of(MOST_BITS)) // 2
+        drawn = torch.randn(rounds, dim, most, generator=generator(seed), dtype=torch.float64, device="cpu")
+        self.rotations.copy_(drawn[..., :columns])
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
@@ -107,22 +117,33 @@ class Reformer(Mechanism):
             allowed = allowed & key_mask[:, None, None, :]
         scores = q @ F.normalize(q, dim=-1).transpose(-1, -2) * q.shape[-1] ** -0.5
         scores = scores - SELF_PENALTY * torch.eye(length, dtype=q.dtype, device=q.device)
-        empty = ~allowed.any(dim=-1, keepdim=True)
-        return torch.softmax(scores.masked_fill(~(allowed | empty), -torch.inf), dim=-1).masked_fill(empty, 0.0)
+        return masked_softmax(scores, allowed)
 
-    def buckets(self, q: Tensor) -> Tensor:
-        """The bucket of every token in every round, (B, H, R, N)."""
+    def buckets(self, q: Tensor, key_mask: Tensor | None) -> tuple[Tensor, int]:
+        """The bucket of every token in every round, (B, H, R, N), and a number above all of them."""
+        if self.shape.max_length is not None or key_mask is None:
+            bits = self.bits if self.shape.max_length is not None else bits_for(q.shape[2], self.options.chunk)
+            return self._hashed(q, bits), 2**bits
+        bits_of = [bits_for(count, self.options.chunk) for count in key_mask.sum(dim=1).tolist()]
+        bucket = torch.empty(len(q), q.shape[1], self.options.rounds, q.shape[2], dtype=torch.long, device=q.device)
+        for bits in set(bits_of):
+            samples = torch.tensor([b for b, own in enumerate(bits_of) if own == bits], device=q.device)
+            bucket[samples] = self._hashed(q[samples], bits)
+        return bucket, 2 ** max(bits_of)
+
+    def _hashed(self, q: Tensor, bits: int) -> Tensor:
+        hashes = hashes_of(bits)
+        halves = [size // 2 for size in hashes]
         with torch.no_grad():
-            rotated = q[:, :, None] @ self.rotations.to(q.dtype)  # (B, H, R, N, sum of halves)
+            rotated = q[:, :, None] @ self.rotations[..., : sum(halves)].to(q.dtype)  # (B, H, R, N, sum of halves)
             bucket = torch.zeros(rotated.shape[:-1], dtype=torch.long, device=q.device)
-            for size, part in zip(self.hashes, rotated.split([h // 2 for h in self.hashes], dim=-1), strict=True):
+            for size, part in zip(hashes, rotated.split(halves, dim=-1), strict=True):
                 bucket = bucket * size + torch.cat([part, -part], dim=-1).argmax(dim=-1)
         return bucket
 
     def _sorted(self, q: Tensor, key_mask: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         """Positions by bucket, in chunks, and for each position a code that grows by one a chunk inside a bucket."""
-        bucket = self.buckets(q)
-        last = math.prod(self.hashes)
+        bucket, last = self.buckets(q, key_mask)
         if key_mask is not None:
             bucket = bucket.masked_fill(~key_mask[:, None, None, :], last)
         bucket = F.pad(bucket, (0, -q.shape[2] % chunk), value=last)  # what does not count stands at the end
@@ -152,6 +173,16 @@ class Reformer(Mechanism):
             SELF_PENALTY
         )  # the second half of a window is the chunk itself
         return bias
+
+
+def bits_for(tokens: int, chunk: int) -> int:
+    """The logarithm of the number of buckets for so many tokens: near 2 tokens/m, two at the least."""
+    return min(MOST_BITS, max(1, round(math.log2(max(2.0, 2 * tokens / chunk)))))
+
+
+def hashes_of(bits: int) -> list[int]:
+    """How many buckets each hash has whose product is 2^bits."""
+    return [LARGEST_HASH] * (bits // BITS) + ([2 ** (bits % BITS)] if bits % BITS else [])
 
 
 def together(i: Tensor, j: Tensor) -> Tensor:

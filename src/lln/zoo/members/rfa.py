@@ -60,13 +60,18 @@ class Rfa(Mechanism):
     def __init__(self, options: Options, shape: Shape) -> None:
         super().__init__(options, shape)
         self.register_buffer("directions", torch.empty(shape.num_heads, shape.head_dim, options.features))
-        self.redraw(options.seed)
+        self.reset_parameters()
         self.needs_inputs = options.gate
         self.gate = nn.Linear(shape.embed_dim, shape.num_heads) if options.gate else None
 
+    def reset_parameters(self) -> None:
+        """As it was made; without a seed of its own, newly drawn."""
+        self.redraw(self.options.seed)
+
     def redraw(self, seed: int | None = None) -> None:
         """Draw new random features."""
-        drawn = torch.randn(self.directions.shape, generator=generator(seed), dtype=torch.float64)
+        shape = self.directions.shape
+        drawn = torch.randn(shape, generator=generator(seed), dtype=torch.float64, device="cpu")
         self.directions.copy_(drawn / self.options.sigma)
 
     def attend(

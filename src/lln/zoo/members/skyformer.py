@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lln.zoo.card import Card
 from lln.zoo.kernels import only_keys_that_count
-from lln.zoo.mechanism import Mechanism, Shape
+from lln.zoo.mechanism import Mechanism, Shape, queries_that_count
 from lln.zoo.random import generator
 from lln.zoo.registry import register
 
@@ -55,11 +55,16 @@ class Skyformer(Mechanism):
     def __init__(self, options: Options, shape: Shape) -> None:
         super().__init__(options, shape)
         self.register_buffer("places", torch.empty(options.landmarks, dtype=torch.float64))
-        self.redraw(options.seed)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As it was made; without a seed of its own, newly drawn."""
+        self.redraw(self.options.seed)
 
     def redraw(self, seed: int | None = None) -> None:
         """Draw new landmarks."""
-        self.places.copy_(torch.rand(self.options.landmarks, generator=generator(seed), dtype=torch.float64))
+        landmarks = self.options.landmarks
+        self.places.copy_(torch.rand(landmarks, generator=generator(seed), dtype=torch.float64, device="cpu"))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
@@ -79,7 +84,7 @@ class Skyformer(Mechanism):
         """C(q, s), C(s, s) + ridge I, C(s, k); a landmark that does not exist has zeros in the outer two."""
         scale = q.shape[-1] ** -0.25
         q, k = q * scale, k * scale
-        index, real = self._choose(q, k, key_mask, query_mask)  # (B, m), (B, m)
+        index, real = self._choose(q, k, key_mask, queries_that_count(q, k, key_mask, query_mask))  # (B, m), (B, m)
         tokens = torch.cat([q, k], dim=2)
         s = tokens.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))  # (B, H, m, D)
         ridge = self.options.ridge * torch.eye(s.shape[2], dtype=s.dtype, device=s.device)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lln.ops.masks import allowed_pairs
 from lln.zoo.card import Card
-from lln.zoo.kernels import allowed
 from lln.zoo.mechanism import Mechanism
 from lln.zoo.registry import register
 from lln.zoo.scores import softmax_attention, softmax_matrix
@@ -49,10 +49,10 @@ class Softmax(Mechanism):
             return softmax_attention(q, k, v, None, is_causal)
         pairs = key_mask[:, None, None, :]
         if is_causal:
-            pairs = allowed(q @ k.transpose(-1, -2), key_mask, True)
+            pairs = allowed_pairs(q @ k.transpose(-1, -2), key_mask, is_causal=True)
         return softmax_attention(q, k, v, pairs)
 
     def matrix(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool
     ) -> Tensor:
-        return softmax_matrix(q, k, allowed(q @ k.transpose(-1, -2), key_mask, is_causal))
+        return softmax_matrix(q, k, allowed_pairs(q @ k.transpose(-1, -2), key_mask, is_causal=is_causal))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lln.block_diagonal import block_diagonal_attention
+from lln.attention import block_diagonal_attention
 from lln.zoo import kernels
 from lln.zoo.card import Card
 from lln.zoo.mechanism import Mechanism, Shape
@@ -133,5 +133,5 @@ class TransnormerT2(Transnormer):
 
     def blocks(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool) -> Tensor:
         return block_diagonal_attention(
-            q, k, v, block_size=self.options.block_size, key_padding_mask=key_mask, is_causal=is_causal
+            q, k, v, block_size=self.options.block_size, key_mask=key_mask, is_causal=is_causal
         )

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
 from lln.hf import LLNOptions
-from lln.hf.masks import padding_mask
+from lln.hf.attention.masks import padding_mask
 from tests.hf.models import CAUSAL, ENCODERS, FAMILIES, TEXT, inputs, make, output
 
 ATTENTIONS = ("lln", "lln_diag")

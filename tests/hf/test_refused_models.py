@@ -1,5 +1,6 @@
 """Models whose attention cannot become linear are refused in words: never another model under the same name."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -11,17 +12,25 @@ from transformers import (
     BertConfig,
     BertModel,
     DebertaV2Config,
+    DogeConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     Gemma2Config,
     GPTJConfig,
     GptOssConfig,
+    InformerConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    MistralConfig,
     MPNetConfig,
+    ResNetConfig,
+    RoFormerConfig,
     T5Config,
     T5EncoderModel,
 )
 
 import lln.hf
+from lln.hf import suitability
 
 lln.hf.register()
 
@@ -95,7 +104,8 @@ class UsersModel(BertModel):
 
 
 def test_a_user_s_subclass_of_a_model_that_calls_it_is_taken() -> None:
-    model = UsersModel._from_config(BertConfig(**SIZES), attn_implementation="lln_diag").eval()
+    config = BertConfig(**SIZES, lln={"block_size": 4})
+    model = UsersModel._from_config(config, attn_implementation="lln_diag").eval()
     softmax = UsersModel._from_config(BertConfig(**SIZES), attn_implementation="eager").eval()
     softmax.load_state_dict(model.state_dict())
     assert not torch.allclose(model(TOKENS)[0], softmax(TOKENS)[0])
@@ -105,3 +115,53 @@ def test_other_attentions_stay_transformers_business() -> None:
     model = AutoModel.from_config(OWN_ATTENTION["mpnet"][1])
     model.set_attn_implementation("eager")  # transformers warns, if anything
     assert model(TOKENS)[0].isfinite().all()
+
+
+def test_a_part_that_does_not_call_the_interface_is_refused_with_the_whole() -> None:
+    """transformers would warn, and leave the decoder as it is."""
+    decoder = RoFormerConfig(**SIZES, embedding_size=32, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**SIZES), decoder)
+    with pytest.raises(ValueError, match="RoFormer.* would change nothing"):
+        EncoderDecoderModel(config).set_attn_implementation("lln_diag")
+
+
+def test_attention_on_a_mask_of_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="DogeAttention .* chooses keys for each query"):
+        AutoModelForCausalLM.from_config(DogeConfig(**SIZES), attn_implementation="lln")
+
+
+def test_a_part_without_attention_does_not_refuse_the_whole() -> None:
+    """As in a model that sees through convolutions and speaks with attention."""
+    vision = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic")
+    with pytest.raises(ValueError, match="nothing in ResNetModel calls"):
+        AutoModel.from_config(vision, attn_implementation="lln")
+
+    class Whole(BertModel):
+        def __init__(self, config: BertConfig) -> None:
+            super().__init__(config)
+            self.vision = AutoModel.from_config(vision, attn_implementation=config._attn_implementation)
+            self.post_init()
+
+    assert Whole._from_config(BertConfig(**SIZES), attn_implementation="lln").vision is not None
+
+
+def test_layers_that_keep_their_softmax_are_named_once() -> None:
+    config = MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=5)
+    near = "attention layers 0, 1 of mistral have a sliding window: .* no layer becomes linear"
+    suitability._said.clear()
+    with pytest.warns(UserWarning, match=near):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="lln_diag")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.set_attn_implementation("lln")
+        AutoModelForCausalLM.from_config(config, attn_implementation="lln_diag")
+
+
+def test_attention_that_stays_its_own_beside_others_is_named() -> None:
+    config = InformerConfig(
+        prediction_length=4, context_length=8, lags_sequence=[1], input_size=1, d_model=32, encoder_layers=1,
+        decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+    )  # fmt: skip
+    suitability._said.clear()
+    with pytest.warns(UserWarning, match="InformerProbSparseAttention in InformerModel compute attention themselves"):
+        AutoModel.from_config(config, attn_implementation="lln")

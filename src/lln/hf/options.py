@@ -11,7 +11,7 @@ from typing import Any
 
 from lln.matching import DEFAULT_TARGET, TARGETS
 
-VERSION = 1
+VERSION = 2  # version 1 knew no far_weight: LLN had the weight `mix` in every row
 ATTENTIONS = ("lln", "lln_diag")  # those that read these options and keep a state; the zoo's members do neither
 
 
@@ -34,6 +34,8 @@ class LLNOptions:
     attention: the implementation a converted model is to be loaded with; None leaves it to the caller.
     target: what moment matching matches, 'entropy', 'variance' or 'paper'.
     block_size, mix: of LLN+Diag; mix is the weight of the LLN branch.
+    far_weight: the weight is mix min(1, f / block_size), f being the keys that a row may see outside its block, so that a
+        text within one block is softmax; False: mix in every row, as the paper has it and as version 1 had it.
     subtract_mean_key: per sample in bidirectional models; in causal ones the mean key comes from `convert`.
     alpha, beta: fixed values, a number or one for each head (query heads, key heads); None: matched to each sample, or
         taken from the parameters that `convert` attached. Causal models need one of the two.
@@ -45,6 +47,7 @@ class LLNOptions:
     target: str = DEFAULT_TARGET
     block_size: int = 64
     mix: float = 0.5
+    far_weight: bool = True
     subtract_mean_key: bool = False
     alpha: float | list[float] | None = None
     beta: float | list[float] | None = None
@@ -52,13 +55,15 @@ class LLNOptions:
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise ValueError(f"config.lln has version {self.version!r}; this release reads version {VERSION}")
+            raise ValueError(f"config.lln has version {self.version!r}; this release reads versions 1 to {VERSION}")
         if self.target not in TARGETS:
             raise ValueError(
                 f"config.lln['target'] must be one of {', '.join(map(repr, TARGETS))}, got {self.target!r}"
             )
         if not isinstance(self.block_size, int) or self.block_size < 1:
             raise ValueError(f"config.lln['block_size'] must be a whole number of at least 1, got {self.block_size!r}")
+        if not isinstance(self.far_weight, bool):
+            raise ValueError(f"config.lln['far_weight'] must be True or False, got {self.far_weight!r}")
         if not _is_number(self.mix) or not 0.0 <= self.mix <= 1.0:
             raise ValueError(f"config.lln['mix'] must be a number from 0 to 1, got {self.mix!r}")
         if (self.alpha is None) != (self.beta is None):
@@ -76,6 +81,7 @@ class LLNOptions:
 
     @staticmethod
     def from_dict(given: Any) -> "LLNOptions":
+        """What `to_dict` gave, of this version or an older one; what it does not know is refused."""
         if not isinstance(given, dict):
             hint = "; LLNOptions(...).to_dict() is one" if isinstance(given, LLNOptions) else ""
             raise TypeError(
@@ -84,6 +90,8 @@ class LLNOptions:
         unknown = [name for name in given if name not in _NAMES]
         if unknown:
             raise ValueError(f"config.lln has no option {', '.join(map(repr, unknown))}; it has: {', '.join(_NAMES)}")
+        if given.get("version") == 1:  # what was saved before keeps what it was trained with
+            given = {"far_weight": False, **given, "version": VERSION}
         layers = given.get("layers")
         if layers is not None:
             layers = [x if x is None or isinstance(x, LayerShape) else LayerShape(**x) for x in layers]

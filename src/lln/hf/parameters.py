@@ -1,11 +1,14 @@
 """What a converted attention module knows of its own: alpha, beta, feature bias, mixing, and maps of q and k.
 
     P_ij ∝ sum_l exp(w_l + alpha_l (A_q^T q_i)_l + beta_l (A_k^T k_j)_l)                            (eq. 8)
-    out  = mix LLN + (1 - mix) blocks                                                             (Section 4.2)
+    out  = w LLN + (1 - w) blocks, w from mix by `lln.hf.attention.far_weight`                              (Section 4.2)
 
 w carries the mean key that is subtracted (w = -beta mu) and any learned shift of q or k. They are parameters of the
-model: saved with it, and frozen until somebody wants to train them.
+model: saved with it, and frozen until somebody wants to train them. They are float32 whatever the model's dtype, in memory
+and on disk: rounded to bfloat16 they would be another model.
 """
+
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +28,45 @@ class LLNParameters(nn.Module):
 
     def __init__(self, shape: LayerShape, mix: float = 0.5) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.first_mix = shape, float(mix)
         self.mean_key: Tensor | None = None  # what feature_bias was made of, while fitting
         self.fit_error: Tensor | None = None  # (Hq,), of the closed-form fit; not saved
         features = shape.head_dim if shape.per_feature else 1
-        self.alpha = _frozen(torch.ones(shape.heads, features))
-        self.beta = _frozen(torch.ones(shape.key_heads, features))
-        self.feature_bias = _frozen(torch.zeros(shape.heads, shape.head_dim))
-        self.mix = _frozen(torch.full((shape.heads,), float(mix)))
+        self.alpha = _frozen(shape.heads, features)
+        self.beta = _frozen(shape.key_heads, features)
+        self.feature_bias = _frozen(shape.heads, shape.head_dim)
+        self.mix = _frozen(shape.heads)
         self.query_map = self.key_map = None
         if shape.maps:
-            self.query_map = _frozen(torch.eye(shape.head_dim).repeat(shape.heads, 1, 1))
-            self.key_map = _frozen(torch.eye(shape.head_dim).repeat(shape.key_heads, 1, 1))
+            self.query_map = _frozen(shape.heads, shape.head_dim, shape.head_dim)
+            self.key_map = _frozen(shape.key_heads, shape.head_dim, shape.head_dim)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, keep: Collection[str] = ()) -> None:
+        """As before anything was measured: alpha and beta 1, no bias, the mixing as given, maps that change nothing.
+
+        keep: names of those that stay as they are.
+        """
+        self.mean_key = self.fit_error = None
+        start = {"alpha": 1.0, "beta": 1.0, "feature_bias": 0.0, "mix": self.first_mix}
+        for name, x in self.named_parameters():
+            if name in keep:
+                continue
+            if name in start:
+                x.fill_(start[name])
+            else:
+                x.copy_(torch.eye(self.shape.head_dim, dtype=x.dtype, device=x.device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LLNParameters":
+        """Follow the model to another device, to float64 and back, but not to half precision."""
+
+        def keep_digits(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return x.to(moved.device, torch.float32) if moved.is_floating_point() and moved.itemsize < 4 else moved
+
+        super()._apply(keep_digits, recurse)
+        return self
 
     def trainable(self, on: bool = True) -> "LLNParameters":
         """Let all of them learn, or freeze them."""
@@ -62,16 +92,13 @@ class LLNParameters(nn.Module):
         return q if self.query_map is None else q @ self.query_map.to(q.dtype)
 
     def map_keys(self, k: Tensor) -> Tensor:
+        """k (B, Hk, N, D) for the LLN branch."""
         return k if self.key_map is None else k @ self.key_map.to(k.dtype)
-
-    def mix_branches(self, global_: Tensor, local: Tensor | None) -> Tensor:
-        """The output from those of the branches (B, Hq, N, D); without blocks LLN's alone."""
-        return global_ if local is None else torch.lerp(local, global_, self.mix.to(local.dtype)[:, None, None])
 
     def extra_repr(self) -> str:
         s = self.shape
         return f"heads={s.heads}, key_heads={s.key_heads}, head_dim={s.head_dim}, maps={s.maps}"
 
 
-def _frozen(x: Tensor) -> nn.Parameter:
-    return nn.Parameter(x, requires_grad=False)
+def _frozen(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)

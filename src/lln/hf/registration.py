@@ -2,11 +2,10 @@
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from lln.hf.attach import install_attachment
-from lln.hf.attention import lln_diag_forward, lln_forward
-from lln.hf.generation import install_cache_choice
-from lln.hf.masks import padding_mask
-from lln.hf.zoo import function_names, zoo_forward
+from lln.hf.attention.functions import lln_diag_forward, lln_forward
+from lln.hf.attention.masks import padding_mask
+from lln.hf.attention.zoo import function_names, zoo_forward
+from lln.hf.patches import install
 
 _registered: list[str] = []
 
@@ -18,12 +17,14 @@ def register() -> list[str]:
     together here and nowhere apart.
     """
     if not _registered:
-        zoo = function_names()
-        functions = {"lln": lln_forward, "lln_diag": lln_diag_forward, **{name: zoo_forward(name) for name in zoo}}
+        functions = {
+            "lln": lln_forward,
+            "lln_diag": lln_diag_forward,
+            **{name: zoo_forward(name) for name in function_names()},
+        }
+        install(functions)
         for name, function in functions.items():
             AttentionInterface.register(name, function)
             AttentionMaskInterface.register(name, padding_mask)
-        install_cache_choice(zoo)
-        install_attachment(functions)
         _registered.extend(functions)
     return list(_registered)

@@ -1,0 +1,225 @@
+"""The cache of `generate()`: a state of constant size per layer instead of keys and values that grow.
+
+A model hands new keys to `cache.update(k, v, layer)` and what comes back to its attention function. Here the new keys
+come back as they are, with the layer's state attached, so the function finds what came before.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from lln.hf.modules import attention_modules
+from lln.hf.options import ATTENTIONS
+from lln.state import LLNState
+
+NO_ROLLBACK = (
+    "a linear attention's past is a sum: tokens cannot be taken out of it again. Assisted decoding, prompt lookup and "
+    "anything else that crops the cache needs softmax attention"
+)
+NO_KEYS = (
+    "a linear attention keeps a state instead of keys and values, so there are none to hand out (Whisper's generate() does "
+    "with return_dict_in_generate=True): leave that out, or pass use_cache=False"
+)
+
+
+class LLNCacheLayer(CacheLayerMixin):
+    """One layer's past: the sums of eq. 8 up to now and, for LLN+Diag, the block that is not full yet."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.state: LLNState | None = None
+        self.full: Tensor | None = (
+            None  # (B,), keys that count in the blocks that are full: see lln.hf.attention.far_weight
+        )
+        self.waiting = False  # keys came whose state has not been kept yet
+
+    @property
+    def keys(self) -> Any:
+        """There are none to hand out; whoever asks is told so. The base class sets them to None."""
+        raise ValueError(NO_KEYS)
+
+    @keys.setter
+    def keys(self, _: Any) -> None:
+        pass
+
+    @property
+    def values(self) -> Any:
+        raise ValueError(NO_KEYS)
+
+    @values.setter
+    def values(self, _: Any) -> None:
+        pass
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The new keys and values alone; the attention function finds this layer at the keys."""
+        if self.waiting:
+            raise ValueError(
+                "the keys of the last call never reached an LLN attention, so this cache has forgotten them: the model's "
+                "attention is another one, or it changes its keys after storing them (as DeepSeek's does). Generate with "
+                "use_cache=False, or set attn_implementation='lln_diag' or 'lln' for LLNCache"
+            )
+        self.waiting = True
+        self.seen += key_states.shape[-2]
+        key_states.lln_layer = self  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def keep(self, state: LLNState, full: Tensor | None = None) -> None:
+        """The state after these keys, and `full` where rows are weighted by it.
+
+        Compiled graphs write it where the last one is: addresses stay the same.
+        """
+        if not self.waiting:
+            raise ValueError(
+                "a second layer attends to the keys of another one (as Gemma 3n's last layers do), and its state would count "
+                "them twice: generate with use_cache=False"
+            )
+        self.waiting, self.is_initialized = False, True
+        if self.state is None or not torch.compiler.is_compiling():
+            self.state, self.full = state, full
+            return
+        if self.full is not None and full is not None:
+            self.full.copy_(full)
+        for name in ("maximum", "summed", "normaliser"):
+            getattr(self.state, name).copy_(getattr(state, name))
+        if self.state.block is not None:
+            for name in ("keys", "values", "counts", "filled", "started"):
+                getattr(self.state.block, name).copy_(getattr(state.block, name))
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def nbytes(self) -> int:
+        return 0 if self.state is None else self.state.nbytes()
+
+    def reset(self) -> None:
+        self.seen, self.state, self.full, self.is_initialized, self.waiting = 0, None, None, False, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state = self.state.repeat_interleave(repeats)
+        if self.full is not None:
+            self.full = self.full.repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(indices)
+        if self.full is not None:
+            self.full = self.full.index_select(0, indices.to(self.full.device))
+
+    def crop(self, *_: Any) -> None:
+        raise ValueError(NO_ROLLBACK)
+
+    def activate_past_recording(self) -> None:
+        raise ValueError(NO_ROLLBACK)
+
+    def offload(self) -> None:
+        raise ValueError("the state is small and constant: it is not offloaded; leave cache_implementation unset")
+
+
+class LLNAndRecurrentLayer(LinearAttentionLayer, LLNCacheLayer):
+    """The past of a layer that runs attention beside a recurrence (Falcon-H1's, Zamba2's): LLN's state, and the other's."""
+
+    is_compileable = False
+    is_croppable = False  # type: ignore[assignment]
+
+    def __init__(self, number_of_states: int = 1) -> None:
+        LLNCacheLayer.__init__(self)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def reset(self) -> None:
+        LinearAttentionLayer.reset(self)
+        LLNCacheLayer.reset(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        LinearAttentionLayer.reorder_cache(self, beam_idx)  # type: ignore[arg-type]
+        LLNCacheLayer.batch_select_indices(self, beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            rows = self.state.summed.shape[0]
+            self.reorder_cache(torch.arange(rows, device=self.state.summed.device).repeat_interleave(repeats))
+
+    def activate_past_recording(self) -> None:
+        raise ValueError(NO_ROLLBACK)
+
+    def crop(self, *_: Any) -> None:
+        raise ValueError(NO_ROLLBACK)
+
+    def offload(self) -> None:
+        LLNCacheLayer.offload(self)
+
+
+class LLNCache(Cache):
+    """An `LLNCacheLayer` for each layer that is linear; the others keep what they keep with softmax.
+
+    Those are layers that stay softmax (all keys), that have a window (the last keys), or that are no attention at all
+    (convolutions and recurrences of LFM2, Jamba, Qwen3-Next). generate() makes it by itself. For a loop of your own:
+    `LLNCache.of(model)`, passed as past_key_values.
+    """
+
+    @staticmethod
+    def of(model: nn.Module) -> "LLNCache":
+        """A cache for this model: which of its layers are linear is read from the model."""
+        causal = [m for m in attention_modules(model) if getattr(m, "is_causal", False)]
+        if not causal:
+            raise ValueError(
+                f"{type(model).__name__} has no causal attention, so it has no past to keep: use_cache=False"
+            )
+        others = {str(m.config._attn_implementation) for m in causal} - set(ATTENTIONS)  # type: ignore[union-attr]
+        if others:
+            raise ValueError(
+                f"an LLNCache is for {' and '.join(ATTENTIONS)}, but this model's attention is {', '.join(sorted(others))}: "
+                "it needs a cache that keeps every key"
+            )
+        index = {int(getattr(m, "layer_idx", i) or 0): m for i, m in enumerate(causal)}
+        softmax: list[Any] = list(DynamicCache(config=model.config).layers)  # type: ignore[arg-type]
+        softmax += [DynamicLayer() for _ in range(max(index) + 1 - len(softmax))]
+        kept = {i for i, m in index.items() if getattr(m, "lln_keeps_softmax", False)}
+        return LLNCache([layer if i in kept else _linear(layer) for i, layer in enumerate(softmax)])
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """One mask serves all layers without a window: of the new tokens, or of all where one looks back at all."""
+        if self.is_sliding[layer_idx]:
+            return super().get_mask_sizes(query_length, layer_idx)
+        looks_back = any(isinstance(x, DynamicLayer) and not x.is_sliding for x in self.layers)
+        seen = self.get_seq_length()
+        return (seen + query_length, 0) if looks_back else (query_length, seen)
+
+    def nbytes(self) -> int:
+        """Bytes the linear layers' states take."""
+        return sum(layer.nbytes() for layer in self.layers if isinstance(layer, LLNCacheLayer))
+
+
+def _linear(layer: Any) -> Any:
+    """What a linear layer keeps in place of all keys; every other kind of layer stays as it is."""
+    if type(layer) is LinearAttentionAndFullAttentionLayer:
+        return LLNAndRecurrentLayer(layer.number_of_states)
+    return LLNCacheLayer() if type(layer) is DynamicLayer else layer

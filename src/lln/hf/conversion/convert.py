@@ -1,0 +1,129 @@
+"""A pretrained softmax model becomes a linear one: alpha, beta, mean key and mixing from forward passes.
+
+Two passes over the calibration data (`lln.hf.conversion.passes`); nothing is trained. Weights of the model are not touched, so
+`unload` gives the softmax model back bit for bit.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
+from lln.hf.conversion.batches import batches_of
+from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
+from lln.hf.modules import attention_modules
+from lln.hf.options import ATTENTIONS, LayerShape, LLNOptions, is_converted, options_of
+from lln.hf.registration import register
+from lln.hf.suitability import refuse_unsuitable
+
+
+def convert(
+    model: Any,
+    attention: str = "lln_diag",
+    calibrate: Any = None,
+    keep_softmax: Iterable[int] = (),
+    *,
+    tokenizer: Any = None,
+    target: str | None = None,
+    block_size: int | None = None,
+    far_weight: bool | None = None,
+    subtract_mean_key: bool = True,
+    fit: bool = True,
+    maps: bool = False,
+    per_feature: bool = False,
+    max_length: int = 512,
+    batch_size: int = 4,
+) -> Any:
+    """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
+
+    attention: 'lln_diag' or 'lln'.
+    calibrate: texts (with `tokenizer`), or batches (a DataLoader, a list of dictionaries or tensors) to measure on. None:
+        nothing is measured, each sample is matched when it comes; not for causal models.
+    keep_softmax: attention modules, by their number in the model's order (negative ones from the end), to leave as they are.
+    target, block_size, far_weight: as `LLNOptions` has them; None: as model.config.lln has them.
+    subtract_mean_key: move the keys so that their mean, measured on the data, is zero.
+    fit: fit concentration and mixing per head to softmax's output; False takes them as matched, mixed half and half.
+    maps, per_feature: make room for learned maps of q and k, and for alpha and beta per feature.
+    """
+    if attention not in ATTENTIONS:
+        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}")
+    if is_converted(model.config):
+        raise ValueError("this model is converted already: lln.hf.unload(model) gives its softmax back first")
+    refuse_unsuitable(model, attention)
+    modules = attention_modules(model)
+    if not modules:
+        raise ValueError(f"{type(model).__name__} has no module that goes through transformers' attention interface")
+    refuse_unsaved_configs(model)
+    kept = _kept(keep_softmax, modules)
+    before = options_of(model.config)
+    options = LLNOptions(
+        attention=attention,
+        target=before.target if target is None else target,
+        block_size=before.block_size if block_size is None else block_size,
+        mix=before.mix,
+        far_weight=before.far_weight if far_weight is None else far_weight,
+        subtract_mean_key=subtract_mean_key,
+    )
+    if calibrate is None:
+        return _convert_unmeasured(model, options, modules, kept)
+
+    batches = batches_of(calibrate, model, tokenizer, max_length, batch_size)
+    statistics, seen = measure_statistics(model, batches)
+    shapes = {
+        m: LayerShape(*seen[m], per_feature=per_feature, maps=maps) if m in seen and m not in kept else None
+        for m in modules
+    }
+    if not any(shapes.values()):
+        raise ValueError("nothing to convert: every attention module keeps softmax, has a window, or was not called")
+    _remember_softmax(model)
+    attach(shapes, options.mix)
+    for module in modules:
+        if getattr(module, "lln", None) is not None:
+            module.lln.to(model.device)
+            set_matched(module, statistics[module], options)
+    if fit:
+        fit_to_softmax(model, batches, attention == "lln_diag", options)
+    describe(model, options)
+    model.set_attn_implementation(attention)
+    return model
+
+
+def unload(model: Any) -> Any:
+    """Take LLN away again: the model is the softmax model it was, bit for bit. Returns the model."""
+    before = getattr(model, "lln_before", None) or "sdpa"
+    detach(model)
+    if hasattr(model, "lln_before"):
+        del model.lln_before
+    model.set_attn_implementation(before)
+    return model
+
+
+def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: set) -> Any:
+    if any(getattr(m, "is_causal", False) for m in modules):
+        raise ValueError(
+            "a causal model needs alpha and beta from data, since it may not look at the whole sequence: give calibrate="
+        )
+    if kept:
+        raise ValueError(
+            "keep_softmax goes with calibrate=: without data nothing is stored in the model, layer by layer"
+        )
+    _remember_softmax(model)
+    describe(model, options, measured=False)
+    model.set_attn_implementation(options.attention)
+    return model
+
+
+def _remember_softmax(model: Any) -> None:
+    """What `unload` is to give back: the last implementation that was not one of ours."""
+    if model.config._attn_implementation not in register():
+        model.lln_before = model.config._attn_implementation
+
+
+def _kept(keep_softmax: Iterable[int], modules: list) -> set[nn.Module]:
+    count = len(modules)
+    numbers = [keep_softmax] if isinstance(keep_softmax, int) else list(keep_softmax)
+    wrong = [n for n in numbers if not isinstance(n, int) or not -count <= n < count]
+    if wrong:
+        raise ValueError(f"keep_softmax names {wrong}, but the model has attention modules 0 to {count - 1}")
+    return {modules[n] for n in numbers}

@@ -1,0 +1,1 @@
+"""A converted model trained until it follows its softmax original."""

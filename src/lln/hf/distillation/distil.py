@@ -1,0 +1,185 @@
+"""Distillation: a converted model is trained to follow the softmax model it came from.
+
+    1. layer by layer  each attention on the teacher's own activations, towards the teacher's attention output
+    2. end to end      the whole model, towards the teacher's hidden states or logits
+
+Only what `convert` attached learns: alpha, beta, the feature bias, the mixing and maps of q and k. The teacher is the model
+itself with softmax in place of LLN, unless another is given, so no second copy is needed.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lln.hf.conversion.batches import batches_of
+from lln.hf.distillation.checkpoint import fingerprint
+from lln.hf.distillation.low_rank import LowRank
+from lln.hf.distillation.maps import KINDS, converted_modules, fold, make_room, put_back
+from lln.hf.distillation.plan import END_TO_END, STAGES, split
+from lln.hf.distillation.progress import progress_bar
+from lln.hf.distillation.train import Training
+from lln.hf.modules import attention_modules
+from lln.hf.options import ATTENTIONS, LLNOptions
+
+LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "maps")
+
+
+def distil(
+    model: Any,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    teacher: Any = None,
+    steps: int = 300,
+    lr: float = 2e-2,
+    stage: str = "both",
+    learn: Iterable[str] = LEARNABLE,
+    maps: str | None = "free",
+    low_rank: int | None = None,
+    end_to_end_steps: int | None = None,
+    end_to_end_lr: float | None = None,
+    max_length: int = 512,
+    batch_size: int = 4,
+    group: int = 12,
+    passes: int = 4,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 25,
+    resume: bool = True,
+    progress: bool = True,
+    on_step: Callable[[str, int, list[float]], None] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Train a model that `lln.hf.convert` converted to follow its softmax original, in place; returns the model.
+
+    data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.
+    teacher: the softmax model to follow; None: this model with softmax attention.
+    steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
+    lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
+    stage: 'layers', 'end_to_end' or 'both'.
+    learn: what learns, out of alpha, beta, feature_bias, mix, maps.
+    maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
+        nothing (where the projections allow it: docs/distil.md); None leaves maps out.
+    low_rank: also learn updates of this rank of the attention's own projections, end to end, and add them to the weights
+        (needs peft). `unload` then gives softmax with the changed weights.
+    group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end
+        half as often.
+    checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have. The
+        model itself is as it was before a run that was interrupted.
+    on_step: called with the stage, the step's number and its errors (one for each layer, or one).
+    """
+    whole = {
+        "steps": steps,
+        "group": group,
+        "passes": passes,
+        "checkpoint_every": checkpoint_every,
+        "low_rank": low_rank,
+    }
+    learn = _check(model, whole, {"lr": lr, "end_to_end_lr": end_to_end_lr}, stage, learn, maps)
+    stages = split(steps, stage, end_to_end_steps)
+    batches = batches_of(data, model, tokenizer, max_length, batch_size)
+    kept = maps if "maps" in learn else None
+    weights = fingerprint(x for m in converted_modules(model) for n, x in m.named_parameters() if "lln." not in n)
+    unlearned = {module: module.lln for module in converted_modules(model)}
+    make_room(model, kept, per_feature=True)
+    before = [(x, x.requires_grad) for x in model.parameters()]
+    updates = None if low_rank is None else LowRank(model, low_rank, seed)
+    for x, _ in before:
+        x.requires_grad_(False)
+    parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
+    followed = model if teacher is None else teacher
+    modes = [(m, m.training) for m in (model, followed)]
+    for m, _ in modes:
+        m.eval()
+    rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
+    settings = {
+        "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
+        "passes": passes, "seed": seed, "low_rank": low_rank,
+        "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
+    }  # fmt: skip
+    finished = False
+    try:  # from here on the model is put back as it was, whatever goes wrong
+        training = Training(
+            model, followed, batches, parameters, settings,
+            None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
+        )  # fmt: skip
+        with torch.enable_grad(), progress_bar(progress, steps) as show:
+            training.run(stages, rates, resume, _both(show, on_step))
+        finished = True
+    finally:
+        if updates is not None:
+            (updates.merge if finished else updates.remove)()
+        if not finished:
+            put_back(model, unlearned)
+        learned = set(parameters.values())
+        for x, wanted in before:
+            x.requires_grad_(wanted and x not in learned)
+            x.grad = None if x in learned else x.grad
+        for m, training_mode in modes:
+            m.train(training_mode)
+    if kept == "folded":
+        fold(model)
+    return model
+
+
+def _check(
+    model: Any, whole: dict[str, Any], rates: dict[str, Any], stage: str, learn: Iterable[str], maps: str | None
+) -> tuple[str, ...]:
+    if not converted_modules(model):
+        raise ValueError(
+            "distil trains what lln.hf.convert measured and attached: convert the model first, "
+            "lln.hf.convert(model, calibrate=texts)"
+        )
+    if model.config._attn_implementation not in ATTENTIONS:
+        raise ValueError(
+            f"the model is converted, but runs with attn_implementation={model.config._attn_implementation!r}: "
+            f"set_attn_implementation({LLNOptions.from_dict(model.config.lln).attention!r}) first"
+        )
+    for name, value in whole.items():
+        if not isinstance(value, int) or value < 1:
+            if name == "low_rank" and value is None:
+                continue
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    for name, value in rates.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
+    if stage not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
+    if whole["low_rank"] is not None and stage == "layers":
+        raise ValueError("low_rank is learned end to end, and stage='layers' has no such steps")
+    if maps not in KINDS:
+        raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
+    chosen = (learn,) if isinstance(learn, str) else tuple(learn)
+    unknown = [name for name in chosen if name not in LEARNABLE]
+    if unknown or not chosen:
+        raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
+    if maps is None and chosen == ("maps",):
+        raise ValueError("learn names maps alone, and maps=None leaves them out: nothing would learn")
+    return chosen
+
+
+def _let_learn(model: Any, learn: tuple[str, ...], maps: str | None) -> dict[str, Tensor]:
+    """The parameters that learn, by name; of folded maps the key's alone, since the query's follows from it."""
+    names = {name for name in learn if name != "maps"}
+    if maps is not None:
+        names |= {"key_map"} if maps == "folded" else {"key_map", "query_map"}
+    found = {}
+    for number, module in enumerate(attention_modules(model)):
+        own = getattr(module, "lln", None)
+        for name, parameter in () if own is None else own.named_parameters():
+            if name in names:
+                found[f"{number}.{name}"] = parameter.requires_grad_(True)
+    return found
+
+
+def _both(
+    show: Callable[[str, int, list[float]], None], told: Callable[[str, int, list[float]], None] | None
+) -> Callable[[str, int, list[float]], None]:
+    def on_step(stage: str, step: int, errors: list[float]) -> None:
+        show(stage, step, errors)
+        if told is not None:
+            told(stage, step, errors)
+
+    return on_step

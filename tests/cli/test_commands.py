@@ -1,12 +1,15 @@
 """The command line as a user types it."""
 
-import json
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from lln.cli.app import app
+from lln_cli.app import GROUP, OF_THE_LAB, app, build
 
 runner = CliRunner()
 
@@ -23,36 +26,19 @@ def test_info_says_what_works_and_what_is_calibrated() -> None:
         assert expected in text
 
 
-def test_the_demo_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
-    text = invoke("demo", "--steps", "2", "--longest", "512", "--out", str(tmp_path))
-    result = json.loads((tmp_path / "demo.json").read_text())
-    assert [run["attention"] for run in result["runs"]] == ["softmax", "lln", "lln_diag"]
-    assert all(run["steps"] == 2 and "attention/0/entropy" in run["history"][0] for run in result["runs"])
-    assert result["provenance"]["versions"]["torch"] and result["timing"]["lengths"] == [256, 512]
-    assert {(m["attention"], m["layer"], m["head"]) for m in result["maps"]} == {
-        (kind, layer, head) for kind in ("softmax", "lln", "lln_diag") for layer in range(3) for head in range(4)
-    }
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-    page = tmp_path / "report.html"
-    assert str(page) in text.replace("\n", "") and "lln_diag" in page.read_text()
-
-
-@pytest.mark.parametrize("command", [("--help",), ("demo", "--help"), ("bench", "--help"), ("calibrate", "--help")])
+@pytest.mark.parametrize("command", [("--help",), ("convert", "--help"), ("calibrate", "--help")])
 def test_help_helps(command: tuple[str, ...]) -> None:
     assert "Usage" in invoke(*command)
 
 
 def test_a_wrong_option_is_refused_with_what_fits() -> None:
-    result = runner.invoke(app, ["demo", "--steps", "0"], env={"COLUMNS": "120"})
-    assert result.exit_code == 2 and "--steps" in result.output and "greater than or equal to 1" in result.output
+    result = runner.invoke(app, ["calibrate", "--seeds", "0"], env={"COLUMNS": "120"})
+    assert result.exit_code == 2 and "--seeds" in result.output and "greater than or equal to 1" in result.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("reproduce", "fig9", "--target", "bogus", "--steps", "1"), "bogus"),
-        (("reproduce", "fig1", "--data", "nowhere/at/all", "--steps", "1"), "nowhere/at/all"),
-        (("bench", "zoo", "--members", "bogus"), "no member 'bogus'"),
         (("convert", "nowhere/at/all", "--data", "TEXTS"), "nowhere/at/all"),
         (("distil", "nowhere/at/all", "--data", "TEXTS", "--classify", "5"), "no field 'label'"),
     ],
@@ -66,3 +52,58 @@ def test_mistakes_end_in_words_and_an_exit_code(arguments: tuple[str, ...], told
     assert "Traceback" not in result.output
     with pytest.raises((ValueError, OSError)):
         runner.invoke(app, [*given, "--out", str(tmp_path / "out")], env={"LLN_TRACEBACK": "1"}, catch_exceptions=False)
+
+
+def without_entry_points(monkeypatch: pytest.MonkeyPatch, *others: metadata.EntryPoint) -> typer.Typer:
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [x for x in others if x.group == group])
+    return build()
+
+
+@pytest.mark.parametrize("given", [(), ("--help",), ("--steps", "3"), ("zoo", "--out", "x")], ids=str)
+@pytest.mark.parametrize("name", OF_THE_LAB)
+def test_without_the_laboratory_its_commands_say_what_to_install(
+    name: str, given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = runner.invoke(without_entry_points(monkeypatch), [name, *given], env={"COLUMNS": "120"})
+    assert result.exit_code == 2 and f"`lln {name}`" in result.output and "pip install lln-lab" in result.output
+
+
+def test_without_the_laboratory_its_commands_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = runner.invoke(without_entry_points(monkeypatch), ["--help"], env={"COLUMNS": "120"}).output
+    listed = {line.split()[1] for line in text.splitlines() if line.startswith("│ ") and line[2] != " "}
+    assert {"info", "convert", "distil", "calibrate"} <= listed and not listed & set(OF_THE_LAB)
+
+
+def test_any_package_may_add_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = metadata.EntryPoint("platform", "platform:python_version", GROUP)
+    monkeypatch.setattr("platform.python_version", lambda: typer.echo("ran"))
+    result = runner.invoke(without_entry_points(monkeypatch, entry), ["platform"])
+    assert result.exit_code == 0 and "ran" in result.output
+
+
+def test_a_command_that_cannot_be_loaded_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = without_entry_points(monkeypatch, metadata.EntryPoint("demo", "not_there:demo", GROUP))
+    assert runner.invoke(broken, ["--help"]).exit_code == 0
+    result = runner.invoke(broken, ["demo"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and "not_there" in result.output and "cannot be loaded" in result.output
+
+
+@pytest.mark.parametrize("option", ["--help", "--version", "convert --help", "demo --help"])
+def test_help_and_version_do_not_import_torch(option: str) -> None:
+    script = f"""
+import sys
+import lln_cli
+sys.argv = ["lln", *{option.split()!r}]
+try:
+    lln_cli.main()
+except SystemExit:
+    pass
+heavy = {{"torch", "numpy", "lln", "transformers", "matplotlib"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert f"lln-attention {metadata.version('lln-attention')}" in invoke("--version")

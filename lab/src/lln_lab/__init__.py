@@ -1,0 +1,1 @@
+"""The laboratory of lln-attention: the paper's experiments, benchmarks, their data and their report."""

@@ -1,0 +1,34 @@
+"""All benchmarks of `lln bench`, each in a file of its own."""
+
+import typer
+
+from lln_lab.cli.bench_decode import decode
+from lln_lab.cli.bench_encode import encode
+from lln_lab.cli.bench_instruments import instruments
+from lln_lab.cli.bench_kernels import kernels
+from lln_lab.cli.bench_matching import matching, matching_model
+from lln_lab.cli.bench_near_far import near_far
+from lln_lab.cli.bench_near_far_terms import near_far_terms
+from lln_lab.cli.bench_operator import operator
+from lln_lab.cli.bench_peers import peers
+from lln_lab.cli.bench_start import start
+from lln_lab.cli.bench_sums import sums
+from lln_lab.cli.bench_zoo import zoo
+
+app = typer.Typer(help="Speed and memory, as ratios measured in one run.", no_args_is_help=True)
+for _benchmark in (
+    operator,
+    kernels,
+    zoo,
+    peers,
+    decode,
+    encode,
+    instruments,
+    matching,
+    matching_model,
+    sums,
+    near_far,
+    near_far_terms,
+    start,
+):
+    app.command()(_benchmark)

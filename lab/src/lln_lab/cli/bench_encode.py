@@ -1,0 +1,42 @@
+"""`lln bench encode`: time to encode long documents with LLN+Diag and LLN against softmax."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lln_cli.out_options import folder_to_write
+
+
+def encode(
+    out: Annotated[Path, folder_to_write("Folder for the JSON; lengths already in it are kept.")] = Path("runs/bench"),
+    lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "512,1024,2048,4096,8192",
+    batch: Annotated[int, typer.Option(min=1, help="Documents at once.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+) -> None:
+    """A BERT encoder of all-MiniLM's shape, random weights: LLN+Diag and LLN as ratios to softmax, and the crossover."""
+    from lln_lab.bench.encode import ATTENTIONS, Plan, run
+
+    try:
+        chosen = tuple(int(length) for length in lengths.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"lengths are whole numbers separated by commas, got {lengths!r}") from None
+    console = Console()
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("measuring", total=None)
+        plan = Plan(lengths=chosen, batch=batch, repeats=repeats, threads=threads)
+        result = run(plan, out / "encode.json", lambda what: progress.update(task, description=what))
+        progress.update(task, total=1, completed=1)
+    table = Table(title=f"Encoding {batch} documents, time as a ratio to softmax")
+    for heading in ("length", "softmax", *ATTENTIONS[1:]):
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        ratios = (f"{row['ratio'][name]:.2f}" for name in ATTENTIONS[1:])
+        table.add_row(f"{row['length']:,}", f"{row['seconds']['sdpa']:.2f} s", *ratios)
+    console.print(table)
+    console.print(f"faster than softmax from: {result['crossover']}")
+    console.print(f"written: {out / 'encode.json'}")

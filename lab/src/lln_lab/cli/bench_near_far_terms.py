@@ -1,0 +1,37 @@
+"""`lln bench near-far-terms`: what each term of near-far attention does, and how well the far mass is estimated."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lln_cli.out_options import file_to_write
+
+
+def near_far_terms(
+    model: Annotated[
+        str | None, typer.Option(help="An encoder to look at the far mass in: a folder or a name.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(exists=True, help="Texts for the model.")] = None,
+    out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far_terms.json"),
+    seed: Annotated[int, typer.Option(help="Of the draws and of the choice of texts.")] = 0,
+) -> None:
+    """Squared error of the output over softmax's power, term by term, on Gaussian q, k and v; the far mass in a model."""
+    from lln.results import write_result
+    from lln_lab.bench.near_far_terms import TERMS, Plan, run
+    from lln_lab.bench.near_far_terms_plot import plot
+
+    if (model is None) != (data is None):
+        raise typer.BadParameter("give --model and --data together, or neither")
+    console = Console()
+    plan = Plan(model=model, data=None if data is None else str(data), seed=seed)
+    result = run(plan, console.print)
+    table = Table(title="Squared error over softmax's power")
+    for heading in ("length", "x", *TERMS):
+        table.add_column(heading, justify="right")
+    for row in result["gaussian"]:
+        table.add_row(f"{row['length']:,}", f"{row['x']:g}", *(f"{row['error'][name]:.3f}" for name in TERMS))
+    console.print(table)
+    console.print(f"written: {write_result(out, result, seed)} and {plot(result, out.with_suffix('.png'))}")

@@ -1,0 +1,33 @@
+"""`lln bench start`: the time from nothing to `import lln`, to the first call, and to `lln --help`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lln_cli.out_options import folder_to_write
+
+
+def start(
+    out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 7,
+) -> None:
+    """Fresh interpreters: imports, the first call and the command's help, as ratios to a bare `import torch`."""
+    from lln.results import write_result
+    from lln_lab.bench.start import run
+
+    console = Console()
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("starting", total=None)
+        result = run(repeats, lambda what: progress.update(task, description=what))
+        progress.update(task, total=1, completed=1)
+    table = Table(title="Cold start")
+    for heading in ("", "time", "to import torch"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, row in result["starts"].items():
+        table.add_row(name, f"{1e3 * row['seconds']:.0f} ms", f"{row['ratio_to_import_torch']:.2f}")
+    console.print(table)
+    console.print(f"written: {write_result(out / 'start.json', result)}")

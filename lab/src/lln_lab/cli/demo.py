@@ -1,0 +1,40 @@
+"""`lln demo`: the main job in small. Pre-train three attentions, watch them, time them, and write the report."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lln_cli.out_options import folder_to_write
+from lln_lab.cli.training import bars, finish
+
+
+def demo(
+    out: Annotated[Path, folder_to_write("Folder for the runs, the JSON, the plot and the report.")] = Path(
+        "runs/demo"
+    ),
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each attention.")] = None,
+    longest: Annotated[int, typer.Option(min=256, help="Longest sequence to time.")] = 16_384,
+) -> None:
+    """Pre-train softmax, LLN and LLN+Diag on Python's own sources, watch and time them, and write an HTML report.
+
+    Stopped and started again, it goes on where it was.
+    """
+    from lln_lab.experiments import demo as experiment
+    from lln_lab.report import write
+
+    settings = replace(experiment.shortened(experiment.Settings(), steps), longest=longest)
+    console = Console()
+    with bars(console) as watcher:
+        timing = watcher.progress.add_task("timing", total=None, visible=False)
+
+        def on_measured(name: str, length: int) -> None:
+            watcher.progress.update(timing, visible=True, advance=1, description=f"timing {name} at {length:,}")
+
+        found = experiment.run(settings, out, watcher, on_measured)
+        watcher.progress.update(timing, total=watcher.progress.tasks[timing].completed)
+    written = finish("demo", out, found, experiment.draw, console)
+    page = write([written], out / "report.html", "LLN attention: the demo")
+    console.print(f"[bold]report[/] {page.resolve()}", highlight=False, soft_wrap=True)

@@ -1,0 +1,232 @@
+"""`lln reproduce fig8 | …`: the paper's training experiments, at the size of two cores or at the paper's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lln_lab.cli import reproduce
+from lln_lab.cli.reproduce import app
+from lln_lab.cli.training import Choice, OutOption, Preset, PresetOption, in_words, start, training_command
+
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
+]
+KeepOption = Annotated[bool, typer.Option(help="Keep the trained weights, for fine-tuning.")]
+GlueOption = Annotated[
+    list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb, wnli; repeat for more.")
+]
+CorpusOption = Annotated[str | None, typer.Option(help="As --data, of the text for pre-training.")]
+PretrainedOption = Annotated[
+    Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; else it is pre-trained first.")
+]
+PretrainingStepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of the pre-training.")]
+ArenaOption = Annotated[
+    list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
+]
+RecallOption = Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")]
+
+
+def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any) -> None:
+    """The experiment's runs under progress bars; its JSON, tables and plot."""
+
+    def run(folder: Path, bars: Any) -> dict[str, Any]:
+        found: dict[str, Any] = experiment.run(settings, folder, source=choice.data, watcher=bars, **more)
+        return found
+
+    start(name, choice.out, run, getattr(experiment, "draw", None))
+
+
+def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: KeepOption = False) -> None:
+    """Pre-training: masked-language-model loss and gradients of softmax, LLN and others."""
+    from lln_lab.experiments import fig8 as experiment
+
+    settings = choice.settings(experiment.PRESETS)
+    _run("fig8", choice, experiment, settings, tokenizer=tokenizer, keep_models=keep_models)
+
+
+def table1(
+    choice: Choice,
+    *,
+    task: GlueOption = None,
+    corpus: CorpusOption = None,
+    pretrained: PretrainedOption = None,
+    pretraining_steps: PretrainingStepsOption = None,
+    tokenizer: TokenizerOption = None,
+) -> None:
+    """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
+    from lln_lab.experiments import table1 as experiment
+
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
+    before = settings.pretraining
+    pretraining = replace(
+        before,
+        budget=before.budget.shortened(pretraining_steps),
+        validation_rows=choice.validation_rows or before.validation_rows,
+    )
+    settings = replace(settings, pretraining=pretraining)
+    _run("table1", choice, experiment, settings, corpus=corpus, pretrained=pretrained, tokenizer=tokenizer)
+
+
+def table3(choice: Choice) -> None:
+    """A vision transformer on dogs vs cats."""
+    _vision("table3", choice)
+
+
+def fig10(choice: Choice) -> None:
+    """The same with fixed alpha = beta against matching: accuracy and gradient norm."""
+    from lln_lab.experiments.table3 import ABLATION
+
+    _vision("fig10", choice, ABLATION)
+
+
+def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = ()) -> None:
+    from lln_lab.experiments import table3 as experiment
+
+    settings = choice.settings(experiment.PRESETS, contestants)
+    _run(name, choice, experiment, settings)
+
+
+def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
+    """Long Range Arena: score (Table 5), time and memory (Table 4) of every method."""
+    from lln_lab.experiments import lra as experiment
+
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
+    _run("lra", choice, experiment, settings)
+
+
+def length(choice: Choice, *, task: RecallOption = None, lengths: LengthsOption = None) -> None:
+    """Open question: quality against length, for associative recall and a needle in noise."""
+    from lln_lab.experiments import length as experiment
+
+    wrong = [x for x in (lengths or "").split(",") if x and not x.strip().isdigit()]
+    if wrong:
+        raise typer.BadParameter(f"lengths are whole numbers with commas between, as in 1024,4096; got {wrong[0]!r}")
+    numbers = tuple(int(x) for x in (lengths or "").split(",") if x)
+    settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()), lengths=numbers)
+    _run("length", choice, experiment, settings)
+
+
+def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
+    """Open question: the score over alpha x beta on two tasks, with matching beside it."""
+    from lln_lab.experiments import lra
+    from lln_lab.experiments import sensitivity as experiment
+
+    settings = choice.settings(lra.PRESETS, experiment.CONTESTANTS, tasks=tuple(task or experiment.TASKS))
+    _run("sensitivity", choice, experiment, settings)
+
+
+def gaussian(choice: Choice) -> None:
+    """Open question: are queries and keys Gaussian while a model trains, and what does the deviation cost?"""
+    from lln_lab.experiments import gaussian as experiment
+
+    pretraining = {name: preset.pretraining for name, preset in experiment.PRESETS.items()}
+    chosen = choice.settings(pretraining, experiment.Settings.contestants)
+    before = experiment.PRESETS[choice.preset.value]
+    settings = replace(before, pretraining=chosen, contestants=chosen.contestants, seeds=chosen.seeds)
+    _run("gaussian", choice, experiment, settings)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "fig8": fig8,
+    "table1": table1,
+    "table3": table3,
+    "fig10": fig10,
+    "table4": long_range_arena,  # one set of runs gives both tables
+    "table5": long_range_arena,
+    "length": length,
+    "sensitivity": sensitivity,
+    "gaussian": gaussian,
+}
+for _name, _function in COMMANDS.items():
+    app.command(_name)(training_command(_function))
+
+
+@app.command()
+def table2(
+    preset: PresetOption = Preset.cpu,
+    out: OutOption = None,
+    lengths: LengthsOption = None,
+    members: Annotated[str, typer.Option(help="Members with commas between.")] = "softmax,nystromformer,lln,lln_diag",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 1,
+) -> None:
+    """Speed and memory of a training step of RoBERTa against the length: `lln bench zoo` in the shape of Table 2."""
+    from lln_lab.cli.bench_zoo import zoo
+
+    chosen = lengths or {"cpu": "512,1024,2048", "paper": "512,1024,2048,4096,8192,16384"}[preset.value]
+    zoo(
+        out=out or Path("runs/table2"),
+        name="table2",
+        roberta=chosen,
+        small="",
+        members=members,
+        layers=2 if preset is Preset.cpu else 0,
+        rounds=rounds,
+        steps=1,
+        threads=1,
+        clock="wall",
+        memory_limit=12.0 if preset is Preset.cpu else 64.0,
+        time_limit=300.0,
+    )
+
+
+def everything(choice: Choice) -> None:
+    """Every table and figure, one after the other, then the report. Stopped and started again, it goes on.
+
+    --data is a folder with wikitext2, glue, dogs-vs-cats, imdb and cifar10 beneath it; with AAN's tsv files too, Long Range
+    Arena has its Retrieval.
+    """
+    from lln_lab.report import write
+
+    choice = replace(choice, out=choice.out or Path("runs"))
+    out, steps = choice.out, choice.steps
+    assert out is not None
+    arena = _arena_tasks(choice)  # what is missing is said now, not hours later
+    figures = reproduce.Preset.quick if choice.preset is Preset.cpu else reproduce.Preset.full
+    for figure in (reproduce.fig2, reproduce.fig5, reproduce.fig6, reproduce.fig7):
+        figure(preset=figures, out=out / "figures", seed=0)
+    for figure in (reproduce.fig1, reproduce.fig9):
+        figure(preset=figures, out=out / "figures", seed=0, steps=steps)
+    fig8(choice.under("fig8"), keep_models=True)
+    table1(choice.under("table1"), corpus=choice.data, pretrained=out / "fig8", pretraining_steps=steps)
+    table2(
+        preset=choice.preset,
+        out=out / "table2",
+        lengths="512" if steps else None,
+        members="softmax,lln,lln_diag",
+        rounds=1,
+    )
+    table3(choice.under("table3"))
+    fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as sensitivity does
+    long_range_arena(choice.under("lra"), task=arena)
+    length(replace(choice.under("length"), data=None))  # generated
+    sensitivity(replace(choice.under("sensitivity"), attention=None))
+    gaussian(choice.under("gaussian"))
+    typer.echo(f"report {write([out], out / 'report.html')}")
+
+
+def _arena_tasks(choice: Choice) -> list[str]:
+    """The tasks of Long Range Arena whose data is there. The data of the other tables has to be."""
+    from lln_lab import data
+    from lln_lab.experiments import lra, table1
+
+    def check() -> list[str]:
+        glue = (f"glue/{task}" for task in table1.PRESETS[choice.preset.value].tasks)
+        for name in ("wikitext", *glue, "dogs_vs_cats"):
+            data.load(name, source=choice.data)
+        settings, found = lra.PRESETS[choice.preset.value], []
+        for task in settings.tasks:
+            try:
+                lra.load(task, settings, choice.data)
+                found.append(task)
+            except data.MissingData as missing:
+                typer.echo(f"left out: {missing}")
+        return found
+
+    return in_words(check)
+
+
+app.command("all")(training_command(everything))

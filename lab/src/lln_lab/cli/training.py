@@ -1,0 +1,192 @@
+"""What the commands that train have in common: options, progress with the time left, errors, and the files they write."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lln_cli.out_options import folder_to_write
+
+MISSING_DATA = 3  # exit code
+
+
+class Preset(StrEnum):
+    cpu = "cpu"
+    paper = "paper"
+
+
+PresetOption = Annotated[
+    Preset, typer.Option(help="cpu: minutes to an hour on two cores; paper: the paper's sizes and hyper-parameters.")
+]
+OutOption = Annotated[Path | None, folder_to_write("Folder of the runs and the result; runs/<name> by default.")]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The options that every training command has."""
+
+    preset: PresetOption = Preset.cpu
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with the data, or 'hub' or 'hub:NAME'; by default what every machine has (docs/data.md)."
+        ),
+    ] = None
+    out: OutOption = None
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32, and with seeds of its own "
+            "as in elu@1; repeat for more."
+        ),
+    ] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")] = None
+    validation_rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")] = None
+
+    def settings(self, presets: Mapping[str, Any], contestants: Sequence[str] = (), **more: Any) -> Any:
+        """The preset with what the command line says instead; `contestants` where it names none."""
+        preset = presets[self.preset.value]
+        said = {
+            "contestants": tuple(self.attention or contestants),
+            "seeds": self.seeds,
+            "validation_rows": self.validation_rows,
+            **more,
+        }
+        changed = {name: value for name, value in said.items() if value}
+        return replace(preset, budget=preset.budget.shortened(self.steps), **changed)
+
+    def under(self, name: str) -> "Choice":
+        """The same, in a folder of its own beneath --out."""
+        assert self.out is not None
+        return replace(self, out=self.out / name)
+
+
+def training_command(function: Callable[..., None]) -> Callable[..., None]:
+    """f(choice, *, own options) as a command with the options of `Choice` before its own."""
+    shared = [
+        inspect.Parameter(x.name, inspect.Parameter.KEYWORD_ONLY, default=x.default, annotation=x.type)
+        for x in fields(Choice)
+    ]
+    own = list(inspect.signature(function).parameters.values())[1:]
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        choice = Choice(**{x.name: given.pop(x.name) for x in shared})
+        function(choice, **given)
+
+    parameters = [*shared, *own]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {x.name: x.annotation for x in parameters}
+    return command
+
+
+class Bars:
+    """A bar for the runs, one for the steps of the current run with its loss and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.runs: TaskID | None = None
+        self.steps: TaskID | None = None
+
+    def begin(self, name: str, number: int, of: int) -> Callable[[int, int, float | None], None]:
+        if self.runs is None:
+            self.runs, self.steps = (
+                self.progress.add_task("runs", total=of),
+                self.progress.add_task("steps", total=None),
+            )
+        runs, steps = self.runs, self.steps
+        assert steps is not None
+        self.progress.update(runs, completed=number - 1, total=of, description=f"run {number} of {of}")
+        self.progress.reset(steps, description=name)
+
+        def on_step(step: int, total: int, loss: float | None) -> None:
+            shown = name if loss is None else f"{name}, loss {loss:.3f}"
+            self.progress.update(steps, completed=step, total=total, description=shown)
+
+        return on_step
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Bars]:
+    columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        yield Bars(progress)
+
+
+def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any]], draw: Any = None) -> Path:
+    """Run it under progress bars; write JSON, table and plot; missing data end in a message and an exit code of their own."""
+    first = int(os.environ.get("RANK", "0")) == 0  # of several processes one speaks and writes
+    folder, console = out or Path("runs") / name, Console(quiet=not first)
+    with bars(console) as watcher:
+        found = in_words(lambda: run(folder, watcher), console)
+    return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"
+
+
+def in_words(what: Callable[[], Any], console: Console | None = None) -> Any:
+    """The result; data that is not there ends in a message and an exit code of its own."""
+    from lln_lab.data import MissingData
+
+    try:
+        return what()
+    except MissingData as missing:
+        (console or Console()).print(f"[bold red]missing data[/] {missing}", highlight=False)
+        raise typer.Exit(MISSING_DATA) from missing
+
+
+def finish(name: str, folder: Path, found: dict[str, Any], draw: Any, console: Console) -> Path:
+    """Print what was found and write it."""
+    from lln.results import write_result
+
+    show(found, console)
+    written = write_result(folder / f"{name}.json", found)
+    drawn = ""
+    if draw is not None:
+        from lln_lab.experiments.figure import save
+
+        drawn = f" and {save(draw, found, folder / f'{name}.png')}"
+    console.print(f"{written}{drawn} written", highlight=False, soft_wrap=True)
+    return written
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """The data, the tables and the verdicts of a result."""
+    data = found.get("data", {})
+    for each in data if isinstance(data, list) else [data]:
+        if each:
+            rows = ", ".join(f"{count:,} {split}" for split, count in each["rows"].items())
+            console.print(f"data: {each['name']} from {each['source']}, rows: {rows}", highlight=False, soft_wrap=True)
+            for file, sha in each["files"].items():
+                console.print(f"  sha256 {sha[:16]}…  {file}", highlight=False, soft_wrap=True)
+    for given in found.get("tables", []):
+        console.print(_table(given))
+        if given.get("note"):
+            console.print(f"[dim]{given['note']}[/]", highlight=False)
+        if given.get("paper"):
+            console.print(_table(given["paper"]))
+    for verdict in found.get("verdicts", []):
+        colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
+        console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
+        console.print(f"  {verdict['numbers']}", highlight=False)
+
+
+def _table(given: dict[str, Any]) -> Table:
+    table = Table(title=escape(given["title"]), title_justify="left")
+    for number, column in enumerate(given["columns"]):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in given["rows"]:
+        table.add_row(
+            *("–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row)
+        )
+    return table

@@ -1,0 +1,238 @@
+"""Figure 8: masked-language-model pre-training of RoBERTa with softmax, LLN and others; loss and gradient scale.
+
+The paper trains RoBERTa-base on WikiText-103 with fairseq's defaults and shows that LLN's loss follows softmax's, and that
+its inverse loss scale in float16 does not exceed softmax's. Here any members of the zoo are trained on the same batches with
+the same masks; without a GPU there is no float16 loss scale, and the gradient's norm stands in its place.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from lln_lab import data
+from lln_lab.experiments.contestants import Contestant, lineup
+from lln_lab.experiments.figure import panels
+from lln_lab.experiments.grid import Job, Watcher, by_label, data_record, mean_and_spread, run_all
+from lln_lab.experiments.masking import Masking, tokenizer_of, windows
+from lln_lab.experiments.models.roberta import MaskedLanguageModel, Size, configuration
+from lln_lab.experiments.pairs import ahead_of_linear, gains, told
+from lln_lab.experiments.training import Budget, Run, train
+from lln_lab.experiments.training.run import processes
+from lln_lab.experiments.training.watch import Look, OnStep
+from lln_lab.experiments.verdict import Verdict, no_worse
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: Size
+    budget: Budget
+    vocabulary: int
+    validation_rows: int
+    contestants: tuple[str, ...] = ("softmax", "lln", "lln_diag")
+    seeds: int = 1
+    source: str = ""
+
+
+PRESETS = {
+    "cpu": Settings(
+        size=Size(layers=4, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
+        budget=Budget(
+            steps=1000, batch=4, learning_rate=1.5e-3, warmup=100, log_every=20, evaluate_every=250, save_every=250,
+            watch_every=125,
+        ),
+        vocabulary=8192,
+        validation_rows=128,
+        source="sizes that train in minutes on two cores",
+    ),
+    "paper": Settings(
+        size=Size(layers=12, width=768, heads=12, feed_forward=3072, length=512, dropout=0.1),
+        budget=Budget(
+            steps=125_000, batch=256, learning_rate=5e-4, warmup=10_000, schedule="polynomial", weight_decay=0.01,
+            adam_beta2=0.98, clip=0.0, log_every=100, evaluate_every=1_000, save_every=1_000, watch_every=1_000,
+            precision="float16",
+        ),
+        vocabulary=50_265,
+        validation_rows=10_000,
+        source="the paper: RoBERTa-base on WikiText-103 with fairseq's defaults; fairseq's RoBERTa pre-training recipe for "
+        "base: 125,000 updates, 10,000 of warm-up, peak 5e-4, polynomial decay, Adam (0.9, 0.98), weight decay 0.01, "
+        "512 tokens a sample, 256 samples an update (16 a GPU on one GPU, accumulated 16 times), float16",
+    ),
+}  # fmt: skip
+
+
+def run(
+    settings: Settings,
+    folder: Path,
+    *,
+    source: str | None = None,
+    tokenizer: Path | None = None,
+    watcher: Watcher | None = None,
+    keep_models: bool = False,
+    look: tuple[int, Look] | None = None,
+) -> dict[str, Any]:
+    """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
+    corpus = data.load("wikitext", source=source)
+    texts = _texts(corpus.train)
+    with processes().main_process_first():  # one trains the tokenizer, the others read it
+        bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
+    training = windows(texts, bpe, settings.size.length)
+    held_out = windows(_texts(corpus.validation), bpe, settings.size.length)
+    held_out = held_out[: settings.validation_rows]
+    masking, record = Masking(bpe), data_record(corpus)
+    record["tokens"] = {"train": training.numel(), "validation": held_out.numel(), "vocabulary": masking.vocabulary}
+
+    def job(contestant: Contestant, seed: int) -> Job:
+        described = Run(
+            "mlm", contestant.name, seed, settings.budget, contestant.label, contestant.options,
+            asdict(settings.size), record,
+        )  # fmt: skip
+
+        def build() -> MaskedLanguageModel:
+            config = configuration(settings.size, masking.vocabulary)
+            return MaskedLanguageModel(config, contestant.name, contestant.options)
+
+        def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
+            return train(
+                described, at, build, training, held_out, masking,  # type: ignore[arg-type]
+                keep_model=keep_models, on_step=on_step, look=look,
+            )  # fmt: skip
+
+        return Job(described, start)
+
+    jobs = [job(contestant, seed) for contestant, seed in lineup(settings.contestants, settings.seeds)]
+    results = run_all(jobs, folder, watcher)
+    found = {
+        "experiment": "fig8",
+        "title": "Masked-language-model pre-training (Figure 8)",
+        "settings": {**asdict(settings), "seeds": settings.seeds},
+        "data": record,
+        "runs": results,
+        "tables": [table(results)],
+    }
+    return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+def with_contestants(settings: Settings, contestants: tuple[str, ...], seeds: int) -> Settings:
+    return replace(settings, contestants=contestants, seeds=seeds)
+
+
+def _texts(rows: data.Rows) -> list[str]:
+    return [rows[i]["text"] for i in range(len(rows))]
+
+
+def table(results: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = []
+    for label, losses in by_label(results, "loss").items():
+        own = [r for r in results if r["label"] == label]
+        gained = gains(results, label, "softmax", _minus_loss)
+        mean, spread = mean_and_spread(losses)
+        norms = gradient_norms(own)
+        steps = [r["seconds_per_step"] for r in own if r["seconds_per_step"]]
+        rows.append([
+            label, round(mean, 4), round(spread, 4), len(losses),
+            told([-gain for gain in gained], ".3f") if gained and label != "softmax" else None,
+            own[0]["parameters"], round(largest(norms), 2),
+            round(min(steps), 3) if steps else None,
+        ])  # fmt: skip
+    return {
+        "title": "Validation loss after pre-training",
+        "note": "Same data order, masks, heads and budget for all; nats a masked token; spread: standard deviation over seeds; "
+        "to softmax: difference to the run with the same seed, and its standard deviation.",
+        "columns": [
+            "attention",
+            "loss",
+            "spread",
+            "seeds",
+            "to softmax",
+            "parameters",
+            "largest gradient norm",
+            "seconds a step",
+        ],
+        "rows": sorted(rows, key=lambda row: row[1]),
+    }
+
+
+def gradient_norms(results: list[dict[str, Any]], *, after_warmup: bool = False) -> list[float]:
+    """At the steps that are logged whether a probe watches the run or not."""
+    return [
+        x["grad_norm"]
+        for r in results
+        for x in r["history"]
+        if "grad_norm" in x
+        and x["step"] % r["budget"]["log_every"] == 0
+        and (x["step"] > r["budget"]["warmup"] or not after_warmup)
+    ]
+
+
+def largest(norms: list[float]) -> float:
+    """NaN if one of them is, which max would pass over."""
+    return max(norms) if norms and all(map(math.isfinite, norms)) else math.nan
+
+
+def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
+    runs = by_label(results, "loss")
+    losses = {label: mean_and_spread(values) for label, values in runs.items()}
+    if "softmax" not in losses:
+        return []
+    found = []
+    for name in ("lln", "lln_diag"):
+        if name in losses:
+            gap = losses[name][0] - losses["softmax"][0]
+            spread = max(losses[name][1], losses["softmax"][1])
+            outcome = no_worse(gap, spread, min(len(runs[name]), len(runs["softmax"])))
+            numbers = (
+                f"validation loss {losses[name][0]:.3f} against {losses['softmax'][0]:.3f} of softmax, "
+                f"spread over seeds {spread:.3f}"
+            )
+            found.append(Verdict(f"the loss of {name} follows softmax's (A.8.1)", outcome, numbers))
+    found += [verdict for name in ("lln", "lln_diag") for verdict in gradient_verdicts(results, name)]
+    return found + ahead_of_linear(results, _minus_loss, "LLN+Diag is ahead of the other linear attentions", ".3f")
+
+
+def gradient_verdicts(results: list[dict[str, Any]], name: str) -> list[Verdict]:
+    """After the warm-up, in which all begin alike and gradients are largest."""
+    norms = {
+        label: [largest(gradient_norms([r], after_warmup=True)) for r in results if r["label"] == label]
+        for label in (name, "softmax")
+    }
+    seeds = min(map(len, norms.values()))
+    if not seeds or not any(gradient_norms(results, after_warmup=True)):
+        return []
+    (mean, spread), (mean_softmax, spread_softmax) = (mean_and_spread(values) for values in norms.values())
+    outcome = no_worse(mean - mean_softmax, max(spread, spread_softmax), seeds)
+    own, of_softmax = (
+        f"{m:.2f}" + (f" ± {s:.2f}" if seeds > 1 else "") for m, s in ((mean, spread), (mean_softmax, spread_softmax))
+    )
+    over = ", mean over seeds" if seeds > 1 else ""
+    numbers = f"largest gradient norm after the warm-up{over}: {own} and {of_softmax} of softmax"
+    return [Verdict(f"gradients of {name} are no larger than softmax's (A.8.1, Figure 8b)", outcome, numbers)]
+
+
+def _minus_loss(result: dict[str, Any]) -> float:
+    return -float(result["evaluation"]["loss"])
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    scaled = any("inverse_loss_scale" in x for r in found["runs"] for x in r["history"])
+    figure, (loss, norm) = panels(2)
+    labels = list(dict.fromkeys(r["label"] for r in found["runs"]))
+    for number, label in enumerate(labels):
+        colour = f"C{number % 10}"
+        for r in [r for r in found["runs"] if r["label"] == label]:
+            history = r["history"]
+            first = r["seed"] == min(x["seed"] for x in found["runs"])
+            curve = [(x["step"], x["loss"]) for x in history if "loss" in x]
+            loss.plot(*zip(*curve, strict=True), color=colour, lw=0.8, alpha=0.8, label=label if first else None)
+            points = [(x["step"], x["eval_loss"]) for x in history if "eval_loss" in x]
+            if points:
+                loss.plot(*zip(*points, strict=True), "o", color=colour, ms=3)
+            key = "inverse_loss_scale" if scaled else "grad_norm"
+            curve = [(x["step"], x[key]) for x in history if key in x]
+            norm.plot(*zip(*curve, strict=True), color=colour, lw=0.8, alpha=0.8)
+    loss.set(xlabel="step", ylabel="loss (lines: training, dots: validation)", title="(a) loss")
+    norm.set(xlabel="step", yscale="log", title="(b) inverse loss scale" if scaled else "(b) norm of the gradient")
+    loss.legend(fontsize=8)
+    return figure

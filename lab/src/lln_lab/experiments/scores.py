@@ -1,0 +1,78 @@
+"""Scores of predictions, and tables of them: methods down, tasks across, mean and spread over seeds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+from sklearn.metrics import accuracy_score, matthews_corrcoef
+
+from lln_lab.experiments import pairs
+from lln_lab.experiments.grid import mean_and_spread
+from lln_lab.experiments.verdict import Verdict, no_worse
+
+
+def accuracy(predicted: Any) -> dict[str, float]:
+    return {"accuracy": float(accuracy_score(predicted.label_ids, predicted.predictions.argmax(-1)))}
+
+
+def matthews(predicted: Any) -> dict[str, float]:
+    return {"matthews": float(matthews_corrcoef(predicted.label_ids, predicted.predictions.argmax(-1)))}
+
+
+def pearson(predicted: Any) -> dict[str, float]:
+    return {"pearson": float(numpy.corrcoef(predicted.label_ids, predicted.predictions[:, 0])[0, 1])}
+
+
+def percent(values: Sequence[float]) -> str:
+    """'81.3 ± 0.4', or '81.3' for one seed."""
+    mean, spread = mean_and_spread([100 * value for value in values])
+    return f"{mean:.1f} ± {spread:.1f}" if len(values) > 1 else f"{mean:.1f}"
+
+
+def score_of(result: dict[str, Any]) -> float:
+    """The one score of a classification run."""
+    return float(
+        next(value for name, value in result["evaluation"].items() if name in ("accuracy", "matthews", "pearson"))
+    )
+
+
+def table(
+    results: Sequence[dict[str, Any]],
+    title: str,
+    note: str,
+    cell: Callable[[list[dict[str, Any]]], Any] | None = None,
+) -> dict[str, Any]:
+    """A row for each method and a column for each task; the best mean score first."""
+    tasks = list(dict.fromkeys(result["task"] for result in results))
+    labels = list(dict.fromkeys(result["label"] for result in results))
+    cell = cell or (lambda runs: percent([score_of(each) for each in runs]))
+    labels.sort(key=lambda label: -float(numpy.mean([score_of(r) for r in results if r["label"] == label])))
+    rows: list[list[Any]] = []
+    for label in labels:
+        by_task = [[r for r in results if r["label"] == label and r["task"] == task] for task in tasks]
+        rows.append([label, *(cell(runs) if runs else None for runs in by_task)])
+    return {"title": title, "note": note, "columns": ["attention", *tasks], "rows": rows}
+
+
+def against(
+    results: Sequence[dict[str, Any]], task: str, claim: str, other: str = "softmax", ahead: bool = False
+) -> list[Verdict]:
+    """LLN+Diag against another method on a task: no worse than the spread over seeds, or (`ahead`) better by it."""
+    runs = {
+        label: [score_of(r) for r in results if r["task"] == task and r["label"] == label]
+        for label in ("lln_diag", other)
+    }
+    if not all(runs.values()):
+        return []
+    (mean, spread), (mean_other, spread_other) = (mean_and_spread(values) for values in runs.values())
+    margin = max(spread, spread_other)
+    gap = mean_other - mean + (margin if ahead else -margin)
+    numbers = f"{percent(runs['lln_diag'])} against {percent(runs[other])} of {other}"
+    return [Verdict(claim, no_worse(gap, 0.0, min(map(len, runs.values()))), numbers)]
+
+
+def ahead_of_linear(results: Sequence[dict[str, Any]], task: str) -> list[Verdict]:
+    """LLN+Diag against the other linear members on a task, in points."""
+    own = [r for r in results if r["task"] == task]
+    claim = f"LLN+Diag is ahead of the other linear attentions on {task}"
+    return pairs.ahead_of_linear(own, lambda r: 100 * score_of(r), claim)

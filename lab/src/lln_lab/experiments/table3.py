@@ -1,0 +1,183 @@
+"""Table 3 and Figure 10: a vision transformer on dogs vs cats, and what fixed alpha = beta do to it.
+
+The paper trains twelve layers of width 128 for 100 epochs with softmax, LLN+Diag and Linformer, and then LLN+Diag with fixed
+alpha = beta: below the matched range accuracy falls, above it gradients grow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from lln_lab import data
+from lln_lab.data.task import spread
+from lln_lab.experiments import scores
+from lln_lab.experiments.ablation import fixed_or_matched
+from lln_lab.experiments.contestants import Contestant, lineup
+from lln_lab.experiments.figure import panels
+from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
+from lln_lab.experiments.models.vit import ImageClassifier, Size
+from lln_lab.experiments.tasks import augmented_picture, picture
+from lln_lab.experiments.training import Budget, Run, train
+from lln_lab.experiments.training.watch import OnStep
+from lln_lab.experiments.verdict import Verdict, no_worse
+
+ABLATION = ("lln_diag", *(f"lln_diag:alpha={x},beta={x}" for x in (0.5, 1.0, 2.0, 3.0, 4.0)))
+
+
+@dataclass(frozen=True)
+class Settings:
+    size: Size
+    budget: Budget
+    contestants: tuple[str, ...] = ("softmax", "lln_diag", "linformer")
+    seeds: int = 1
+    validation_rows: int = 2000
+    source: str = ""
+
+
+PRESETS = {
+    "cpu": Settings(
+        size=Size(layers=12, width=128, heads=8, feed_forward=256, picture=64, patch=8),
+        budget=Budget(
+            steps=600, batch=16, learning_rate=1e-3, warmup=60, weight_decay=0.05, adam_beta2=0.999,
+            log_every=20, save_every=200, evaluate_every=200, watch_every=100,
+        ),
+        source="the paper's depth and width, pictures of 64 x 64, a few hundred steps",
+    ),
+    "paper": Settings(
+        size=Size(layers=12, width=128, heads=8, feed_forward=128, picture=224, patch=32),
+        budget=Budget(
+            steps=31_300, batch=64, learning_rate=3e-5, schedule="constant_with_warmup", weight_decay=0.0,
+            adam_beta2=0.999, log_every=100, evaluate_every=1_000, save_every=1_000, watch_every=1_000,
+        ),
+        source="the paper: twelve layers, width 128, 100 epochs (A.8.2); batch 64, rate 3e-5, pictures of 224 in patches of "
+        "32, eight heads and an MLP of 128 as in the cats-and-dogs example of the code base that the paper names",
+    ),
+}  # fmt: skip
+
+PAPER = {
+    "title": "Table 3 of the paper: accuracy [%]",
+    "columns": ["method", "dogs vs cats"],
+    "rows": [["softmax", 81.37], ["lln_diag", 81.72], ["linformer", 79.89]],
+}
+
+
+def run(
+    settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
+) -> dict[str, Any]:
+    """All runs, and what they show. With ABLATION for contestants it is Figure 10."""
+    rows = data.load("dogs_vs_cats", source=source, size=settings.size.picture)
+    rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
+    record = data_record(rows)
+
+    def job(contestant: Contestant, seed: int) -> Job:
+        described = Run(
+            "dogs_vs_cats", contestant.name, seed, settings.budget, contestant.label, contestant.options,
+            asdict(settings.size), record,
+        )  # fmt: skip
+
+        def build() -> ImageClassifier:
+            return ImageClassifier(settings.size, int(rows.classes or 2), contestant.name, contestant.options)
+
+        def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
+            return train(
+                described, at, build, rows.train, rows.validation, augmented_picture,  # type: ignore[arg-type]
+                make_validation=picture, metrics=scores.accuracy, on_step=on_step,
+            )  # fmt: skip
+
+        return Job(described, start)
+
+    entries = lineup(settings.contestants, settings.seeds)
+    results = run_all([job(contestant, seed) for contestant, seed in entries], folder, watcher)
+    note = "Same data order, crops, heads and budget for all; ± is the standard deviation over seeds."
+    ablation = any("alpha" in contestant.options for contestant, _ in entries)
+    found = {
+        "experiment": "fig10" if ablation else "table3",
+        "title": "Fixed alpha = beta against matching (Figure 10)" if ablation else "ViT on dogs vs cats (Table 3)",
+        "settings": asdict(settings),
+        "data": record,
+        "runs": results,
+        "tables": [
+            {**scores.table(results, "Accuracy [%]", note), "paper": None if ablation else PAPER},
+            norms(results),
+        ],
+    }
+    judge = ablation_verdicts if ablation else verdicts
+    return {**found, "verdicts": [verdict.as_data() for verdict in judge(results)]}
+
+
+def norms(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The gradient's norm in the second half of training: what would move the loss scale of float16."""
+    rows: list[list[Any]] = []
+    for label, runs in _runs_by_label(results).items():
+        late = late_norms(runs)
+        rows.append([label, round(sum(late) / len(late), 3), round(max(late), 3)])
+    columns = ["attention", "mean", "largest"]
+    return {"title": "Gradient norm, second half of training", "note": "", "columns": columns, "rows": rows}
+
+
+def late_norms(runs: Sequence[dict[str, Any]]) -> list[float]:
+    return [x["grad_norm"] for r in runs for x in r["history"] if "grad_norm" in x and x["step"] >= r["steps"] / 2]
+
+
+def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
+    task = "dogs_vs_cats"
+    return [
+        *scores.against(results, task, "LLN+Diag performs on a par with softmax (A.8.2)"),
+        *scores.against(results, task, "LLN+Diag outperforms Linformer (A.8.2)", "linformer", ahead=True),
+        *scores.ahead_of_linear(results, task),
+    ]
+
+
+def ablation_verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
+    """Figure 10: smaller alpha and beta cost accuracy, larger ones make gradients grow."""
+    runs: dict[float | None, list[dict[str, Any]]] = {}
+    for r in fixed_or_matched(results):
+        runs.setdefault(r["options"].get("alpha"), []).append(r)
+    if None not in runs or len(runs) < 2:
+        return []
+    seeds = min(len(own) for own in runs.values())
+    score = {alpha: mean_and_spread([scores.score_of(r) for r in own]) for alpha, own in runs.items()}
+    fixed = sorted(alpha for alpha in runs if alpha is not None)
+    low, high = fixed[0], fixed[-1]
+    norm = {alpha: sum(late_norms(own)) / len(late_norms(own)) for alpha, own in runs.items()}
+    spread_ = max(score[low][1], score[None][1])
+    lost = no_worse(score[low][0] - score[None][0] + spread_, 0.0, seeds)
+    grown = no_worse(norm[None] - norm[high], 0.0, seeds)
+    accuracies = ", ".join(f"{alpha}: {100 * score[alpha][0]:.1f}" for alpha in fixed)
+    gradients = ", ".join(f"{alpha}: {norm[alpha]:.2f}" for alpha in fixed)
+    return [
+        Verdict(
+            f"alpha = beta = {low}, below the matched range, costs accuracy (A.8.4)", lost,
+            f"accuracy at fixed alpha = beta: {accuracies}; matched: {100 * score[None][0]:.1f}",
+        ),
+        Verdict(
+            f"alpha = beta = {high}, above the matched range, makes gradients grow (A.8.4)", grown,
+            f"mean gradient norm at fixed alpha = beta: {gradients}; matched: {norm[None]:.2f}",
+        ),
+    ]  # fmt: skip
+
+
+def draw(found: dict[str, Any]) -> Figure:
+    figure, (left, right) = panels(2)
+    runs = _runs_by_label(found["runs"])
+    for number, (label, own) in enumerate(runs.items()):
+        mean, spread_ = mean_and_spread([100 * scores.score_of(r) for r in own])
+        left.errorbar(number, mean, spread_, fmt="o", color=f"C{number}")
+        for r in own:
+            curve = [(x["step"], x["grad_norm"]) for x in r["history"] if "grad_norm" in x]
+            right.plot(*zip(*curve, strict=True), color=f"C{number}", lw=0.8, label=label if r is own[0] else None)
+    left.set_xticks(range(len(runs)), list(runs), rotation=30, ha="right", fontsize=8)
+    left.set(ylabel="accuracy [%]", title="accuracy")
+    right.set(xlabel="step", yscale="log", title="norm of the gradient")
+    right.legend(fontsize=7)
+    return figure
+
+
+def _runs_by_label(results: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        found.setdefault(result["label"], []).append(result)
+    return found

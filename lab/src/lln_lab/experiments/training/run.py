@@ -1,0 +1,219 @@
+"""One training run: a folder that says what it is, resumes where it was stopped, and ends with a result.
+
+    config.json       what defines the run: task, attention, sizes, seed, budget, data
+    checkpoint-N/     the newest two checkpoints (weights as safetensors)
+    result.json       losses, evaluation, time; once it is there the run is over, and starting it again reads it
+    model/            the trained weights, where they are kept
+
+Under torchrun or accelerate the same run is spread over the processes, with the same batches.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import nn
+from transformers import PrinterCallback, TrainingArguments, set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from lln.results import write_result
+from lln.zoo.encoder import count_parameters
+from lln_lab.experiments.training.budget import Budget
+from lln_lab.experiments.training.checkpoints import CheckpointedTrainer, newest
+from lln_lab.experiments.training.lock import held
+from lln_lab.experiments.training.stream import Held, Make, Stream
+from lln_lab.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
+
+RESULT, CONFIG = "result.json", "config.json"
+WATCHED = ("softmax", "lln", "lln_diag", "block_diagonal")  # what a probe sees of others is a part, not their attention
+Metrics = Callable[[Any], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What defines a run. Two runs with equal fields give equal numbers on the same number of threads."""
+
+    task: str
+    attention: str
+    seed: int
+    budget: Budget
+    label: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # of the zoo member
+    model: dict[str, Any] = field(default_factory=dict)  # sizes
+    data: dict[str, Any] = field(default_factory=dict)  # name, source, rows, files with their checksums
+
+    @property
+    def name(self) -> str:
+        """The run's folder."""
+        marks = [self.task.replace("/", "-"), self.attention, *(f"{k}={v}" for k, v in sorted(self.options.items()))]
+        return "_".join([*marks, f"seed{self.seed}"])
+
+
+def train(
+    run: Run,
+    folder: Path,
+    build: Callable[[], nn.Module],
+    training: Sequence[Any],
+    validation: Sequence[Any],
+    make: Make,
+    *,
+    make_validation: Make | None = None,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]] | None = None,
+    metrics: Metrics | None = None,
+    keep_model: bool = False,
+    on_step: OnStep | None = None,
+    look: tuple[int, Look] | None = None,
+) -> dict[str, Any]:
+    """Train from scratch, or from the newest checkpoint in the folder, or just read the result."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _same_run(run, folder)
+    processes().wait_for_everyone()
+    done = folder / RESULT
+    if done.exists():
+        if keep_model and not (folder / "model").is_dir():
+            raise ValueError(f"{folder} holds a finished run without its weights: choose another --out, or remove it")
+        return dict(json.loads(done.read_text()))
+    with held(folder) if processes().is_main_process else nullcontext():
+        return _train(
+            run, folder, build, training, Held(validation, make_validation or make), make, collate, metrics, keep_model,
+            on_step, look,
+        )  # fmt: skip
+
+
+def _train(
+    run: Run,
+    folder: Path,
+    build: Callable[[], nn.Module],
+    training: Sequence[Any],
+    held_out: Held,
+    make: Make,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]] | None,
+    metrics: Metrics | None,
+    keep_model: bool,
+    on_step: OnStep | None,
+    look: tuple[int, Look] | None,
+) -> dict[str, Any]:
+    disable_progress_bar()  # of every save; the run has one of its own
+    set_seed(run.seed)
+    model = build()
+    arguments = _arguments(run, folder)
+    times, scale = StepTimes(), LossScale()
+    trainer = CheckpointedTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Stream(training, make, run.seed, run.budget.steps * run.budget.batch),
+        eval_dataset=held_out,
+        data_collator=collate,
+        compute_metrics=metrics,
+        callbacks=[times, scale, *([Progress(on_step)] if on_step is not None else [])],
+    )
+    trainer.remove_callback(PrinterCallback)
+    scale.scaler = trainer.accelerator.scaler
+    if run.budget.watch_every is not None and run.attention in WATCHED:
+        Concentration(every=run.budget.watch_every, rows=32).add_to(trainer)
+    if look is not None:
+        first = trainer.data_collator([held_out[i] for i in range(min(len(held_out), run.budget.batch))])
+        trainer.add_callback(Looks(*look, first))
+    trainer.train(resume_from_checkpoint=newest(folder))
+    evaluation = _evaluation(trainer.evaluate())
+    result = {
+        **_described(run),
+        "parameters": count_parameters(model),
+        "steps": run.budget.steps,
+        "seconds_per_step": statistics.median(times.clock) if times.clock else None,
+        "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "history": [_entry(x) for x in trainer.state.log_history if "train_runtime" not in x],
+        "evaluation": evaluation,
+    }
+    if trainer.is_world_process_zero():
+        if keep_model:
+            trainer.save_model(str(folder / "model"))
+        write_result(folder / RESULT, result, run.seed, strict=False)
+    return result
+
+
+def _arguments(run: Run, folder: Path) -> TrainingArguments:
+    budget = run.budget
+    spread = processes().num_processes
+    if budget.batch % spread:
+        raise ValueError(f"a batch of {budget.batch} cannot be spread evenly over {spread} processes")
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=budget.steps,
+        per_device_train_batch_size=budget.batch // spread,
+        per_device_eval_batch_size=budget.batch,
+        train_sampling_strategy="sequential",  # the stream is in order already
+        learning_rate=budget.learning_rate,
+        warmup_steps=budget.warmup,
+        lr_scheduler_type=budget.schedule,
+        weight_decay=budget.weight_decay,
+        adam_beta2=budget.adam_beta2,
+        max_grad_norm=budget.clip,
+        logging_steps=budget.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="no" if budget.evaluate_every is None else "steps",
+        eval_steps=budget.evaluate_every,
+        save_strategy="steps",
+        save_steps=budget.save_every,
+        fp16=budget.precision == "float16",
+        bf16=budget.precision == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),
+        seed=run.seed,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to=[],
+        log_level="error",
+        dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
+        prediction_loss_only=run.task == "mlm",
+    )
+
+
+def processes() -> PartialState:
+    """How many there are and which one this is, under torchrun, accelerate or alone."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+def _same_run(run: Run, folder: Path) -> None:
+    """A folder belongs to one run; a second, different one is refused with what differs."""
+    path, config = folder / CONFIG, json.loads(json.dumps(_described(run)))
+    if not path.exists():
+        if processes().is_main_process:
+            write_result(path, config, run.seed)
+        return
+    before = json.loads(path.read_text())
+    before.pop("provenance", None)
+    changed = sorted(key for key in {*before, *config} if before.get(key) != config.get(key))
+    if changed:
+        told = "; ".join(f"{key}: {before.get(key)} there, {config.get(key)} now" for key in changed)
+        raise ValueError(f"{folder} holds another run ({told}): choose another --out, or remove it")
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "task": run.task,
+        "attention": run.attention,
+        "label": run.label or run.attention,
+        "options": run.options,
+        "seed": run.seed,
+        "model": run.model,
+        "budget": asdict(run.budget),
+        "data": run.data,
+    }
+
+
+def _evaluation(found: dict[str, float]) -> dict[str, float]:
+    timing = ("runtime", "samples_per_second", "steps_per_second")
+    named = {name.removeprefix("eval_"): value for name, value in found.items() if name != "epoch"}
+    return {name: value for name, value in named.items() if not name.endswith(timing)}
+
+
+def _entry(logged: dict[str, Any]) -> dict[str, Any]:
+    dropped = ("epoch", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    return {name: value for name, value in logged.items() if name not in dropped}

@@ -1,0 +1,1 @@
+"""Pages of the documentation that are made from results: `python -m lln_lab.pages.zoo docs`, `…measured docs`."""

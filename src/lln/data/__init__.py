@@ -1,7 +1,0 @@
-"""The data of the experiments: loaders of the usual sets, generators, and an embedded default for every task."""
-
-from lln.data.catalog import load, names
-from lln.data.missing import MissingData
-from lln.data.task import Rows, TaskData, describe
-
-__all__ = ["MissingData", "Rows", "TaskData", "describe", "load", "names"]

@@ -1,0 +1,45 @@
+"""`lln calibrate`: measure the table of moment matching again, from stated seeds."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lln_cli.out_options import file_to_write
+
+
+def calibrate(
+    out: Annotated[Path, file_to_write("Where the table goes (JSON).")] = Path("runs/calibration/matching.json"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 ... seeds-1; the shipped table has 64.")] = 64,
+    head_dims: Annotated[list[int] | None, typer.Option("--head-dim", help="Head sizes; repeat the option.")] = None,
+) -> None:
+    """Measure softmax's and LLN's concentration on Gaussian inputs and write the table that inverts one into the other.
+
+    Finished (head size, length) cells are kept beside the table, so an interrupted run goes on where it stopped.
+    """
+    from lln.matching import calibration
+    from lln.results import provenance
+    from lln.writing import whole
+
+    dims = sorted(head_dims or calibration.HEAD_DIMS)
+    if len(dims) < 2 or dims[0] < 1:
+        raise typer.BadParameter(f"a table needs two positive head sizes or more to interpolate between, got {dims}")
+    stated = list(range(seeds))
+    todo = [(d, n) for d in dims for n in calibration.LENGTHS]
+    cells: dict[tuple[int, int], calibration.Curves] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("calibrating", total=len(todo))
+        for head_dim, length in todo:
+            progress.update(task, description=f"d = {head_dim}, N = {length}")
+            kept = calibration.cell_path(out.parent / "cells", head_dim, length, seeds)
+            if not kept.exists():
+                calibration.save_cell(kept, calibration.average(head_dim, length, stated))
+            cells[head_dim, length] = calibration.load_cell(kept)
+            progress.advance(task)
+    table = calibration.assemble(cells, stated, provenance())
+    with whole(out) as aside:
+        aside.write_text(json.dumps(table, separators=(",", ":")) + "\n", encoding="utf-8")
+    typer.echo(f"{out}: {out.stat().st_size / 1e3:.0f} kB, {len(dims)} head sizes, {seeds} seeds")

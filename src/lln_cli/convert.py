@@ -1,0 +1,74 @@
+"""`lln convert`: a pretrained softmax model becomes a linear one; printed before and after."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lln_cli.hf_options import BlockSize, Join, MaxLength, Model, TestData, Threads
+from lln_cli.out_options import folder_to_write
+
+
+def convert(
+    model: Model,
+    data: Annotated[
+        Path, typer.Option(exists=True, help="Texts to calibrate on: a line each, or JSON lines (.xz too).")
+    ],
+    out: Annotated[Path, folder_to_write("Folder for the converted model and convert.json.")] = Path("runs/converted"),
+    test_data: TestData = None,
+    attention: Annotated[str, typer.Option(help="lln_diag or lln.")] = "lln_diag",
+    block_size: BlockSize = 64,
+    keep_softmax: Annotated[list[int] | None, typer.Option(help="Layers that stay softmax; may be repeated.")] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
+    test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
+    max_length: MaxLength = 512,
+    join: Join = 0,
+    distil: Annotated[int, typer.Option(min=0, help="Steps of training to follow the original, after converting.")] = 0,
+    distil_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to distil on.")] = 480,
+    compare: Annotated[bool, typer.Option(help="Also measure other ways to convert, side by side.")] = False,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too (Linux).")] = True,
+    threads: Threads = 0,
+    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
+) -> None:
+    """Convert MODEL, measure similarity (encoders) or perplexity (causal models), time and memory, and save it."""
+    from lln.hf.conversion import report
+    from lln.results import write_result
+
+    console = Console()
+    settings = report.Settings(
+        model=model, data=data, test_data=test_data or data, out=out, attention=attention, block_size=block_size,
+        keep_softmax=keep_softmax or [], texts=texts, test_texts=test_texts, max_length=max_length, join=join,
+        distil=distil, distil_texts=distil_texts, compare=compare, memory=memory, threads=threads, seed=seed,
+    )  # fmt: skip
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("loading", total=None)
+        result = report.run(settings, lambda what: progress.update(task, description=what))
+        progress.update(task, total=1, completed=1)
+    _print(console, result)
+    console.print(f"written: {write_result(out / 'convert.json', result, seed)} and the model beside it")
+
+
+def _print(console: Console, result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['model']} against the original")
+    rows = {"converted": result["converted"], **({"distilled": result["distilled"]} if result["distilled"] else {})}
+    measures = [(group, name) for group, found in result["converted"].items() for name in found]
+    for heading in ("", *(f"{group}: {name}".replace("_", " ") for group, name in measures)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for label, found in (rows | result["variants"]).items():
+        table.add_row(label, *(f"{found[group][name]:.3f}" for group, name in measures))
+    console.print(table)
+    table = Table(title="A forward pass, original and converted")
+    for heading in ("length", "original", "converted", "ratio", "memory, original", "converted"):
+        table.add_column(heading, justify="right")
+    memory = {row["length"]: row["bytes"] for row in result["memory"]}
+    for row in result["time"]:
+        taken, seconds = memory.get(row["length"]), row["seconds"]
+        table.add_row(
+            f"{row['length']:,}", f"{1e3 * seconds['original']:.0f} ms", f"{1e3 * seconds['converted']:.0f} ms",
+            f"{row['ratio']['converted']:.2f}",
+            *((f"{taken[n] / 1e6:.0f} MB" for n in ("original", "converted")) if taken else ("", "")),
+        )  # fmt: skip
+    console.print(table)

@@ -1,11 +1,9 @@
 """Linear Log-Normal attention for PyTorch (arXiv 2311.13541): linear in the length, with softmax's concentration."""
 
 from lln._version import __version__
-from lln.attention import lln_attention, lln_diag_attention
-from lln.block_diagonal import block_diagonal_attention
-from lln.matching import match_moments
-from lln.modules import LLNAttention, LLNDiagAttention, LLNEncoderLayer
-from lln.moment_matcher import MomentMatcher
+from lln.attention import block_diagonal_attention, lln_attention, lln_diag_attention
+from lln.layers import LLNAttention, LLNDiagAttention, LLNEncoderLayer
+from lln.matching import MomentMatcher, match_moments
 from lln.state import LLNState
 
 __all__ = [

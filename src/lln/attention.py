@@ -1,22 +1,29 @@
-"""LLN attention and LLN+Diag as functions: they check their arguments, match moments if asked, and pick a backend."""
+"""LLN attention, attention inside blocks, and LLN+Diag: the door. Arguments are checked and made into operands here, once."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from lln import backends
-from lln.backends.operator import compute_dtype
-from lln.block_diagonal import block_diagonal_attention, check_inputs, continue_blocks
-from lln.checks import check_masks, check_qkv
 from lln.matching import match_moments
+from lln.observers import watched
+from lln.ops import blocks as block_ops
+from lln.ops import diag as diag_ops
+from lln.ops import lln as lln_ops
+from lln.ops.backends import AUTO
+from lln.ops.blocks.continued import continue_blocks
+from lln.ops.checks import check_block_size, check_boundaries, check_masks, check_one_length, check_qkv, refuse_unknown
+from lln.ops.diag.both import mixed
+from lln.ops.lln.op import accumulation_dtype, compute_dtype
 from lln.precision import under_autocast
 from lln.state import LLNState
 
 Scale = Tensor | float
 
 
+@overload
 def lln_attention(
     q: Tensor,
     k: Tensor,
@@ -25,13 +32,45 @@ def lln_attention(
     beta: Scale | None = None,
     *,
     feature_bias: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    state: LLNState | None = None,
+    return_state: Literal[False] = False,
+    backend: str = AUTO,
+) -> Tensor: ...
+@overload
+def lln_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Scale | None = None,
+    beta: Scale | None = None,
+    *,
+    feature_bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    state: LLNState | None = None,
+    return_state: Literal[True],
+    backend: str = AUTO,
+) -> tuple[Tensor, LLNState]: ...
+def lln_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Scale | None = None,
+    beta: Scale | None = None,
+    *,
+    feature_bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
     is_causal: bool = False,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: bool = False,
-    backend: str | None = None,
-) -> Any:
+    backend: str = AUTO,
+    **refused: Any,
+) -> Tensor | tuple[Tensor, LLNState]:
     """Linear log-normal attention (eq. 8) in time and memory linear in the length:
 
         out_i = sum_j P_ij v_j,      P_ij ∝ sum_l exp(w_l + alpha_l q_il + beta_l k_jl)
@@ -41,29 +80,67 @@ def lln_attention(
             float32 or float64. Arithmetic is in float32 at least.
         alpha, beta: how sharply queries and keys count; numbers, or tensors broadcasting to (B, Hq, 1, D) and
             (B, Hk, 1, D), with B the number of sequences where they are packed. None: matched to softmax's concentration
-            from q and k, per sample and head, without gradient (`match_moments`). Causal attention must be given them,
-            since statistics of the whole sequence would look into the future; `MomentMatcher` provides them.
+            from q and k, per sample and head, without gradient (`match_moments`), or those of `state`. Causal attention must be
+            given them, since statistics of the whole sequence would look into the future; `MomentMatcher` provides them.
         feature_bias: w, broadcasting to (B, Hq, 1, D). Subtracting a mean key mu from all keys is w = -beta * mu.
-        key_padding_mask: (B, Nk) bool, True where the key counts. Masked keys and values may hold anything.
+        key_mask: (B, Nk) bool, True where the key counts. Masked keys and values may hold anything.
         is_causal: position i attends to positions up to i.
         cu_seqlens: boundaries 0, n1, n1 + n2, ... of sequences packed into (1, H, total, D).
-        state: go on from here (causal only). The state is a constant: no gradient flows into it.
-        return_state: return (output, LLNState) instead of the output (causal only).
-        backend: 'native', 'chunked' or 'oracle'; None picks the fastest that takes these tensors.
+        state: keys that came before, by their sums: when causal, the past; otherwise a set of keys that every query sees
+            beside those given here, of which there may be none (Nk = 0). Gradients flow into it.
+        return_state: return (output, LLNState) instead of the output: the sums over all keys, those of `state` included.
+        backend: 'auto' picks the fastest that takes these tensors; `lln info` lists the others.
 
     Returns:
         (B, Hq, Nq, Dv) in the dtype of q, laid out as q is; zeros for rows without any key. With return_state, a pair.
     """
+    refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
+    k, v, key_mask = _a_key_at_least(k, v, key_mask, is_causal, state)
     check_qkv(q, k, v)
-    check_masks(q, k, key_padding_mask, is_causal, cu_seqlens)
-    alpha_, beta_ = _parameters(q, k, alpha, beta, key_padding_mask, is_causal, cu_seqlens, state, None)
-    out, final = _run(
-        q, k, v, alpha_, beta_, feature_bias, key_padding_mask, is_causal, cu_seqlens, state, return_state, backend
-    )
-    return (out, final) if return_state else out
+    _check_masks(q, k, key_mask, is_causal, cu_seqlens)
+    _check_state_use(cu_seqlens, state, return_state)
+    scales = _scales(q, k, v, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, None)
+    x = _lln_operands(q, k, v, scales, key_mask, cu_seqlens, is_causal, state, None)
+    with watched("attention", x):
+        found = lln_ops.attention(x, backend)
+    if not return_state:
+        return found.out
+    return found.out, _state(found, scales)
 
 
+def block_diagonal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_size: int = 64,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = AUTO,
+    **refused: Any,
+) -> Tensor:
+    """Softmax attention of each position to the keys of its block, in time and memory linear in the length.
+
+        out_i = sum_{j in block(i)} softmax_j(scale * q_i . k_j) v_j,      block(i) = floor((i - first) / block_size)
+
+    q is (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv), Hq a multiple of Hk; the output is (B, Hq, N, Dv). The block size
+    has nothing to do with the head size; the last block may be shorter. Blocks count from the first key that counts, or
+    from the start of a packed sequence. `scale` is D**-0.5 by default. `key_mask` (B, N) is True where the key counts. A row
+    without keys gives zeros.
+    """
+    refuse_unknown(refused)
+    q, k, v = under_autocast(q, k, v)
+    _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    x = block_ops.Operands(q, k, v, key_mask, _edges(cu_seqlens, q), block_size, scale, is_causal)
+    with watched("blocks", x):
+        return block_ops.blocks(x, backend).out
+
+
+@overload
 def lln_diag_attention(
     q: Tensor,
     k: Tensor,
@@ -74,135 +151,237 @@ def lln_diag_attention(
     mix: Scale = 0.5,
     block_size: int = 64,
     scale: float | None = None,
+    lln_q: Tensor | None = None,
+    lln_k: Tensor | None = None,
     feature_bias: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    state: LLNState | None = None,
+    return_state: Literal[False] = False,
+    backend: str = AUTO,
+    branch_transform: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor: ...
+@overload
+def lln_diag_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Scale | None = None,
+    beta: Scale | None = None,
+    *,
+    mix: Scale = 0.5,
+    block_size: int = 64,
+    scale: float | None = None,
+    lln_q: Tensor | None = None,
+    lln_k: Tensor | None = None,
+    feature_bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    state: LLNState | None = None,
+    return_state: Literal[True],
+    backend: str = AUTO,
+    branch_transform: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, LLNState]: ...
+def lln_diag_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alpha: Scale | None = None,
+    beta: Scale | None = None,
+    *,
+    mix: Scale = 0.5,
+    block_size: int = 64,
+    scale: float | None = None,
+    lln_q: Tensor | None = None,
+    lln_k: Tensor | None = None,
+    feature_bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
     is_causal: bool = False,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: bool = False,
-    backend: str | None = None,
+    backend: str = AUTO,
     branch_transform: Callable[[Tensor], Tensor] | None = None,
-) -> Any:
+    **refused: Any,
+) -> Tensor | tuple[Tensor, LLNState]:
     """LLN+Diag (Section 4.2): LLN for the long range, softmax inside blocks for the short range, mixed.
 
         out = mix * lln_attention(...) + (1 - mix) * block_diagonal_attention(...)
 
-    `mix=0.5` is the paper's average; a tensor of Hq numbers mixes each head on its own. `scale` is that of the softmax
-    (D**-0.5 by default) and of what is matched. `branch_transform` acts on each branch before mixing: layers use it for
-    dropout, which linear attention cannot apply to weights. The other arguments are those of `lln_attention` and
-    `block_diagonal_attention`; Nq must equal Nk.
+    `mix=0.5` is the paper's average; a tensor of Hq numbers mixes each head on its own, and one that broadcasts to
+    (B, Hq, N) each row. `scale` is that of the softmax (D**-0.5 by default) and of what is matched. `lln_q` and `lln_k`,
+    given together, take the place of q and k in the LLN branch. `branch_transform` acts on each branch before mixing: layers
+    use it for dropout, which linear attention cannot apply to weights. A state (causal only) holds LLN's sums and the open
+    block. The other arguments are those of `lln_attention` and `block_diagonal_attention`; Nq must equal Nk.
     """
+    refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
-    check_inputs(q, k, v, block_size, key_padding_mask, is_causal, cu_seqlens)
-    weight = _mixing_weight(mix, q)
-    alpha_, beta_ = _parameters(q, k, alpha, beta, key_padding_mask, is_causal, cu_seqlens, state, scale)
-    global_, final = _run(
-        q, k, v, alpha_, beta_, feature_bias, key_padding_mask, is_causal, cu_seqlens, state, return_state, backend,
-        block_size=block_size,
+    _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
+    _check_state_use(cu_seqlens, state, return_state)
+    if (state is not None or return_state) and not is_causal:
+        raise ValueError(
+            "a state of LLN+Diag is the past of causal attention: state and return_state need is_causal=True"
+        )
+    far_q, far_k = _far(q, k, lln_q, lln_k)
+    scales = _scales(far_q, far_k, v, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, scale)
+    apart = branch_transform is not None or state is not None or return_state
+    x = diag_ops.Operands(
+        q, k, v, None if lln_q is None else far_q, None if lln_k is None else far_k,
+        scales.alpha, scales.beta, scales.bias, _mixing_weight(mix, q), key_mask, _edges(cu_seqlens, q), block_size,
+        q.shape[3] ** -0.5 if scale is None else float(scale), is_causal,
+        keep_branch=torch.is_grad_enabled() and not apart,
     )  # fmt: skip
-    if state is None and not return_state:
-        local = block_diagonal_attention(
-            q, k, v, block_size=block_size, scale=scale, key_padding_mask=key_padding_mask,
-            is_causal=is_causal, cu_seqlens=cu_seqlens,
-        )  # fmt: skip
-    else:
-        local, block = continue_blocks(
-            q, k, v, None if state is None else state.block,
-            block_size=block_size, scale=scale, key_padding_mask=key_padding_mask,
-        )  # fmt: skip
-        final = None if final is None else LLNState(
-            final.maximum, final.summed, final.normaliser, final.alpha, final.beta, block
-        )  # fmt: skip
-    if branch_transform is not None:
-        global_, local = branch_transform(global_), branch_transform(local)
-    differentiable = any(x.requires_grad for x in (local, global_, weight))
-    out = torch.lerp(local, global_, weight) if differentiable else local.lerp_(global_, weight)
-    return (out, final) if return_state else out
+    with watched("diag" if state is None else "diag_step", x):
+        if not apart:
+            return diag_ops.diag(x, backend).out
+        past = _lln_operands(far_q, far_k, v, scales, key_mask, cu_seqlens, is_causal, state, block_size)
+        found = lln_ops.attention(past, backend)
+        far, block = found.out, None
+        if state is None and not return_state:
+            near = block_ops.blocks(x.blocks, backend).out
+        else:
+            open_before = None if state is None else state.block
+            near, block = continue_blocks(
+                q, k, v, open_before, block_size=block_size, scale=x.scale, key_mask=key_mask, backend=backend
+            )
+        if branch_transform is not None:
+            far, near = branch_transform(far), branch_transform(near)
+        out = mixed(near, far, x.weight, q)
+    return (out, replace(_state(found, scales), block=block)) if return_state else out
 
 
-def _parameters(
+class _Scales(NamedTuple):
+    """In the compute dtype, one row a sample or packed sequence."""
+
+    alpha: Tensor  # (S, Hq, D)
+    beta: Tensor  # (S, Hk, D)
+    bias: Tensor | None  # (S, Hq, D)
+
+
+def _scales(
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     alpha: Scale | None,
     beta: Scale | None,
-    key_padding_mask: Tensor | None,
+    bias: Tensor | None,
+    key_mask: Tensor | None,
     is_causal: bool,
     cu_seqlens: Tensor | None,
     state: LLNState | None,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    """alpha (S, Hq, D) and beta (S, Hk, D) in the compute dtype."""
+) -> _Scales:
     if alpha is None or beta is None:
-        if is_causal or state is not None:
+        if state is not None:
+            own = (state.alpha[:, :, None], state.beta[:, :, None])
+        elif is_causal:
             raise ValueError(
                 "causal attention needs alpha and beta: matching them from the whole sequence would let the future "
                 "into the past. Take them from MomentMatcher (running, fixed or learnable statistics)"
             )
-        matched = match_moments(q, k, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, scale=scale)
-        alpha = matched[0] if alpha is None else alpha
-        beta = matched[1] if beta is None else beta
-    sequences = _sequences(q, cu_seqlens)
-    return _broadcast("alpha", alpha, q, sequences, q.shape[1]), _broadcast("beta", beta, q, sequences, k.shape[1])
+        else:
+            own = match_moments(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
+        alpha = own[0] if alpha is None else alpha
+        beta = own[1] if beta is None else beta
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return _Scales(
+        _broadcast("alpha", alpha, q, sequences, q.shape[1]),
+        _broadcast("beta", beta, q, sequences, k.shape[1]),
+        None if bias is None else _broadcast("feature_bias", bias, q, sequences, q.shape[1]),
+    )
 
 
-def _run(
+def _lln_operands(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    feature_bias: Tensor | None,
-    key_padding_mask: Tensor | None,
+    scales: _Scales,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    is_causal: bool,
+    state: LLNState | None,
+    block_size: int | None,
+) -> lln_ops.Operands:
+    x = lln_ops.Operands(q, k, v, *scales, key_mask, _edges(cu_seqlens, q), is_causal=is_causal)
+    if state is None:
+        return x
+    state.check(k, v, scales.alpha, scales.beta, block_size)
+    return x.starting_from(lln_ops.State(state.maximum, state.summed, state.normaliser))
+
+
+def _state(found: lln_ops.Results, scales: _Scales) -> LLNState:
+    sums = found.state.with_sums_in(accumulation_dtype(found.out.device))
+    return LLNState(*sums, scales.alpha.detach(), scales.beta.detach())
+
+
+def _a_key_at_least(
+    k: Tensor, v: Tensor, key_mask: Tensor | None, is_causal: bool, state: LLNState | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries that only read a state come without keys; kernels get one that does not count."""
+    if not (isinstance(k, Tensor) and k.dim() == 4 and k.shape[2] == 0 and state is not None and not is_causal):
+        return k, v, key_mask
+    batch, heads, _, dim = k.shape
+    no_key = torch.zeros(batch, 1, dtype=torch.bool, device=k.device)
+    return k.new_zeros(batch, heads, 1, dim), v.new_zeros(batch, heads, 1, v.shape[-1]), no_key
+
+
+def _far(q: Tensor, k: Tensor, lln_q: Tensor | None, lln_k: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the LLN branch sees as queries and keys."""
+    if lln_q is None and lln_k is None:
+        return q, k
+    if lln_q is None or lln_k is None:
+        raise ValueError("give lln_q and lln_k together, or neither")
+    lln_q, lln_k, _ = under_autocast(lln_q, lln_k, lln_k)
+    for name, mapped, own in (("lln_q", lln_q, q), ("lln_k", lln_k, k)):
+        if mapped.shape[:3] != own.shape[:3] or mapped.dtype != own.dtype:
+            raise ValueError(
+                f"{name} must have the batch, heads, length and dtype of {name[-1]}, {tuple(own.shape[:3])} and {own.dtype}, "
+                f"got {tuple(mapped.shape)} and {mapped.dtype}"
+            )
+    return lln_q, lln_k
+
+
+def _check_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    key_mask: Tensor | None,
     is_causal: bool,
     cu_seqlens: Tensor | None,
-    state: LLNState | None,
-    return_state: bool,
-    backend: str | None,
-    block_size: int | None = None,
-) -> tuple[Tensor, LLNState | None]:
-    """The operator on a backend, and the state after it if asked for."""
-    name = backends.pick(backend, q, k, v)
-    _check_state_use(name, is_causal, cu_seqlens, state, return_state)
-    bias = None
-    if feature_bias is not None:
-        bias = _broadcast("feature_bias", feature_bias, q, _sequences(q, cu_seqlens), q.shape[1])
-    start: tuple[Tensor | None, ...] = (None, None, None)
-    if state is not None:
-        state.check(k, v, alpha, beta, block_size)
-        start = (state.maximum, state.summed, state.normaliser)
-    edges = None if cu_seqlens is None else cu_seqlens.to(torch.int64)
-    out, maximum, summed, normaliser = backends.forward(
-        name, q, k, v, alpha, beta, bias, key_padding_mask, edges, *start, is_causal
-    )
-    if not return_state:
-        return out, None
-    assert maximum is not None and summed is not None and normaliser is not None
-    maximum, summed, normaliser, alpha, beta = (x.detach() for x in (maximum, summed, normaliser, alpha, beta))
-    return out, LLNState(maximum, summed, normaliser, alpha, beta)
-
-
-def _check_state_use(
-    backend: str, is_causal: bool, cu_seqlens: Tensor | None, state: LLNState | None, return_state: bool
 ) -> None:
-    if state is None and not return_state:
-        return
-    if not is_causal:
-        raise ValueError("a state is the past of causal attention: state and return_state need is_causal=True")
-    if cu_seqlens is not None:
+    check_block_size(block_size)
+    check_qkv(q, k, v)
+    check_one_length(q, k)
+    _check_masks(q, k, key_mask, is_causal, cu_seqlens)
+
+
+def _check_masks(q: Tensor, k: Tensor, key_mask: Tensor | None, is_causal: bool, cu_seqlens: Tensor | None) -> None:
+    check_masks(q, k, key_mask, is_causal, cu_seqlens)
+    if not torch.compiler.is_compiling():  # reading the boundaries would break the graph; there the operator does it
+        check_boundaries(cu_seqlens, k.shape[2])
+
+
+def _check_state_use(cu_seqlens: Tensor | None, state: LLNState | None, return_state: bool) -> None:
+    if cu_seqlens is not None and (state is not None or return_state):
         raise ValueError("packed sequences have no state: run them as a padded batch to go on from their ends")
-    if backend == "oracle":
-        raise ValueError("the oracle keeps no state: use backend='chunked', or None for the fastest")
 
 
-def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+def _edges(cu_seqlens: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64)
 
 
 def _broadcast(name: str, x: Scale, q: Tensor, sequences: int, heads: int) -> Tensor:
     """(S, heads, D) in the compute dtype from a number or anything that broadcasts to (S, heads, 1, D)."""
     dtype = compute_dtype(q.dtype)
+    if isinstance(x, complex) or (isinstance(x, Tensor) and not (x.is_floating_point() or x.dtype in _WHOLE)):
+        raise TypeError(f"{name} must be real numbers, got {x.dtype if isinstance(x, Tensor) else x!r}")
     if isinstance(x, Tensor) and x.dim() > 0 and x.device != q.device:
         raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if _is_nan(x):
+        raise ValueError(f"{name} must be numbers, got nan")
     x = torch.as_tensor(x, dtype=dtype, device=q.device)
     shape = (sequences, heads, 1, q.shape[3])
     if x.dim() > 4 or any(own not in (1, full) for own, full in zip(x.shape[::-1], shape[::-1], strict=False)):
@@ -212,8 +391,28 @@ def _broadcast(name: str, x: Scale, q: Tensor, sequences: int, heads: int) -> Te
     return x.expand(shape)[:, :, 0].contiguous()
 
 
+def _is_nan(x: Scale) -> bool:
+    """Looked for where it costs nothing. What has four dimensions was matched, and belongs to samples that may be NaN."""
+    if not isinstance(x, Tensor):
+        return x != x
+    readable = x.is_cpu and x.dim() < 4 and not torch.compiler.is_compiling()
+    return readable and not torch._C._are_functorch_transforms_active() and bool(x.isnan().any())
+
+
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
 def _mixing_weight(mix: Scale, q: Tensor) -> Tensor:
-    weight = torch.as_tensor(mix, dtype=q.dtype, device=q.device)
-    if weight.dim() > 1 or weight.numel() not in (1, q.shape[1]):
-        raise ValueError(f"mix must be a number or one for each of the {q.shape[1]} heads, got {tuple(weight.shape)}")
-    return weight.reshape(1, -1, 1, 1)
+    """(B, Hq, N or 1) in the compute dtype."""
+    weight = torch.as_tensor(mix, dtype=compute_dtype(q.dtype), device=q.device)
+    shape = batch, heads, _ = q.shape[:3]
+    by_row = weight.reshape(-1, 1) if weight.dim() <= 1 else weight
+    if weight.dim() > 3 or any(own not in (1, n) for own, n in zip(by_row.shape[::-1], shape[::-1], strict=False)):
+        raise ValueError(
+            f"mix must be a number, one for each of the {heads} heads, or broadcast to (batch, heads, length) = "
+            f"{tuple(shape)}, got {tuple(weight.shape)}"
+        )
+    return by_row.expand(batch, heads, by_row.shape[-1])
+
+
+__all__ = ["block_diagonal_attention", "lln_attention", "lln_diag_attention"]

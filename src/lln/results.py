@@ -14,6 +14,8 @@ from typing import Any
 import numpy
 import torch
 
+from lln.writing import whole
+
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """What somebody needs to run this again: command, seed, versions, machine, commit. No paths of this machine."""
@@ -43,11 +45,10 @@ def write_result(path: str | Path, data: dict[str, Any], seed: int | None = None
     strict: numbers that are not finite become null, since JSON has no others; False keeps them, for Python to read again.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
     content = {"provenance": provenance(seed), **data}
-    aside.write_text(json.dumps(_finite(content) if strict else content, indent=1, allow_nan=not strict) + "\n")
-    aside.replace(path)
+    text = json.dumps(_finite(content) if strict else content, indent=1, allow_nan=not strict) + "\n"
+    with whole(path) as aside:
+        aside.write_text(text)
     return path
 
 

@@ -6,6 +6,10 @@ For LLN, with b_j = beta k_j over all keys seen so far (eq. 8, causal):
     summed     S = sum_j exp(b_j - c) v_j^T         (B, Hk, D, Dv)
     normaliser z = sum_j exp(b_j - c)               (B, Hk, D)
 
+over the keys so far: the past of causal attention, or any set of keys that later queries are to see. The two sums are in
+float64 (float32 on devices without it), whatever the inputs: a state goes from token to token, and a sum that is rounded to
+float32 at each of n steps loses digits as n grows, until at 2^24 one more token changes nothing.
+
 LLN+Diag adds the open block: the keys and values since the last block boundary.
 """
 
@@ -16,27 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln.ops.blocks.open_block import OpenBlock
+from lln.ops.lln.op import accumulation_dtype
+
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class OpenBlock:
-    """Keys and values of the block that is not full yet; slots from `filled` on hold nothing."""
-
-    keys: Tensor  # (B, Hk, block, D)
-    values: Tensor  # (B, Hk, block, Dv)
-    counts: Tensor  # (B, block) bool, which slots hold a key that counts
-    filled: Tensor  # (B,) int64, how many slots are taken; 0 <= filled < block
-    started: Tensor  # (B,) bool, whether a key has counted yet: blocks are counted from the first that does
-
-    @property
-    def size(self) -> int:
-        return self.keys.shape[2]
-
-
-@dataclass(frozen=True)
 class LLNState:
-    """Returned by `return_state=True` and taken by `state=`. It carries no gradient.
+    """Returned by `return_state=True` and taken by `state=`. Gradients flow through its sums; `detach` cuts them off.
 
     Every tensor has the batch as its first dimension, so a state can be reordered and repeated as beams are.
     """
@@ -57,12 +49,19 @@ class LLNState:
         return self._map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def to(self, device: torch.device | str) -> "LLNState":
+        """The same on another device."""
         return self._map(lambda x: x.to(device))
 
+    def detach(self) -> "LLNState":
+        """The same without its history: no gradient goes further back."""
+        return self._map(torch.detach)
+
     def clone(self) -> "LLNState":
+        """A copy with memory of its own."""
         return self._map(torch.clone)
 
     def nbytes(self) -> int:
+        """What it takes in memory."""
         return sum(x.numel() * x.element_size() for x in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -78,8 +77,17 @@ class LLNState:
         version = int(tensors["version"]) if "version" in tensors else None
         if version != VERSION:
             raise ValueError(f"this is a state of version {version}; this release reads version {VERSION}")
-        parts = {name: x for name, x in tensors.items() if "." not in name and name != "version"}
         block = {name.removeprefix("block."): x for name, x in tensors.items() if name.startswith("block.")}
+        parts = {name: x for name, x in tensors.items() if name != "version" and not name.startswith("block.")}
+        for part, kind in ((parts, LLNState), (block, OpenBlock)):
+            names = {f.name for f in fields(kind)} - {"block"}
+            if part.keys() != names and (part or kind is LLNState):
+                raise ValueError(
+                    f"a state has {', '.join(sorted(names))}{' in its block' if kind is OpenBlock else ''}, "
+                    f"got {', '.join(sorted(part)) or 'none of them'}"
+                )
+        for name in ("summed", "normaliser"):  # in float32 in the files of earlier releases
+            parts[name] = parts[name].to(accumulation_dtype(parts[name].device))
         return LLNState(**parts, block=OpenBlock(**block) if block else None)
 
     def check(self, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, block_size: int | None) -> None:
@@ -90,18 +98,47 @@ class LLNState:
                 "the state was made for (batch, key heads, head size, value size) = "
                 f"{tuple(self.summed.shape)}, these inputs have {expected}"
             )
-        if self.summed.device != k.device or self.summed.dtype != beta.dtype:
-            raise ValueError(
-                f"the state is {self.summed.dtype} on {self.summed.device}; these inputs need {beta.dtype} on {k.device}"
-            )
+        if self.block is not None and self.block.keys.dim() != 4:
+            raise ValueError(f"block.keys of the state must have 4 dimensions, got {tuple(self.block.keys.shape)}")
         own_block = None if self.block is None else self.block.size
         if own_block != block_size:
             raise ValueError(f"the state was made {_made_by(own_block)}; this call is {_made_by(block_size)}")
+        self._check_tensors(k, v, alpha, beta)
         if torch.compiler.is_compiling():  # comparing values would break the graph
             return
         for name, own, given in (("alpha", self.alpha, alpha), ("beta", self.beta, beta)):
-            if not torch.equal(own, given):
-                raise ValueError(f"the state was made with another {name}; its sums cannot go on with this one")
+            other = f"the state was made with another {name}; its sums cannot go on with this one"
+            if not own.is_cpu:  # nothing waits for the host: the device notices by itself
+                torch._assert_async((own == given).all(), other)
+            elif not torch.equal(own, given):
+                raise ValueError(other)
+        if self.block is not None and self.block.filled.is_cpu:
+            self.block.check_filled()
+
+    def _check_tensors(self, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> None:
+        """Every tensor of the state has the shape, dtype and device that these inputs need. No value is read."""
+        of_keys, scale_dtype, sums = tuple(beta.shape), beta.dtype, accumulation_dtype(k.device)
+        fitting = {
+            "maximum": (self.maximum, of_keys, scale_dtype),
+            "summed": (self.summed, (*of_keys, v.shape[3]), sums),
+            "normaliser": (self.normaliser, of_keys, sums),
+            "alpha": (self.alpha, tuple(alpha.shape), scale_dtype),
+            "beta": (self.beta, of_keys, scale_dtype),
+        }
+        if self.block is not None:
+            batch, heads, size = k.shape[0], k.shape[1], self.block.size
+            fitting |= {
+                "block.keys": (self.block.keys, (batch, heads, size, k.shape[3]), k.dtype),
+                "block.values": (self.block.values, (batch, heads, size, v.shape[3]), v.dtype),
+                "block.counts": (self.block.counts, (batch, size), torch.bool),
+                "block.filled": (self.block.filled, (batch,), torch.int64),
+                "block.started": (self.block.started, (batch,), torch.bool),
+            }
+        for name, (x, shape, dtype) in fitting.items():
+            if tuple(x.shape) != shape:
+                raise ValueError(f"{name} of the state must have shape {shape} here, got {tuple(x.shape)}")
+            if x.dtype != dtype or x.device != k.device:
+                raise ValueError(f"{name} of the state must be {dtype} on {k.device} here, got {x.dtype} on {x.device}")
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "LLNState":
         changed: dict[str, Any] = {f.name: change(getattr(self, f.name)) for f in fields(self) if f.name != "block"}

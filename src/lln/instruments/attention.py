@@ -17,7 +17,7 @@ from torch import Tensor
 ENTRIES_AT_ONCE = 1 << 22  # rows are taken in chunks of at most this many entries over batch and heads
 
 
-class Attention(ABC):
+class AttentionMatrix(ABC):
     """A batch of row-stochastic matrices, one for each sample and head."""
 
     is_causal: bool = False
@@ -84,6 +84,7 @@ class Attention(ABC):
         return self.row_mask.sum(-1, keepdim=True)
 
     def require_square(self, what: str) -> None:
+        """Refuse cross-attention in the name of `what`, which needs as many queries as keys."""
         if self.shape[2] != self.shape[3]:
             raise ValueError(
                 f"{what} needs a square attention matrix; this one has {self.shape[2]} queries and {self.shape[3]} keys. "
@@ -91,10 +92,10 @@ class Attention(ABC):
             )
 
 
-def as_attention(attention: "Attention | Tensor") -> Attention:
+def as_attention(attention: "AttentionMatrix | Tensor") -> AttentionMatrix:
     """An attention as it is; a tensor is taken for its matrix (B, H, Nq, Nk) and checked."""
-    if isinstance(attention, Attention):
+    if isinstance(attention, AttentionMatrix):
         return attention
-    from lln.instruments.given import DenseAttention
+    from lln.instruments.given import DenseMatrix
 
-    return DenseAttention(attention)
+    return DenseMatrix(attention)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lln.instruments.attention import Attention, as_attention
+from lln.instruments.attention import AttentionMatrix, as_attention
 from lln.instruments.entropy import entropy
 
 
@@ -34,7 +34,7 @@ class Bias:
         return self.biased / (self.biased + self.unbiased).clamp(min=torch.finfo(torch.float64).tiny)
 
 
-def bias(attention: Attention | Tensor, row_entropy: Tensor | None = None) -> Bias:
+def bias(attention: AttentionMatrix | Tensor, row_entropy: Tensor | None = None) -> Bias:
     """How far columns are favoured. Pass `row_entropy` (B, H) if it is known: it is the only part that costs O(N^2)."""
     attention = as_attention(attention)
     if row_entropy is None:
@@ -49,7 +49,7 @@ def bias(attention: Attention | Tensor, row_entropy: Tensor | None = None) -> Bi
     return Bias(biased, (column_entropy - row_entropy).clamp(min=0), columns.amax(-1), columns)
 
 
-def mean_attention(attention: Attention) -> Tensor:
+def mean_attention(attention: AttentionMatrix) -> Tensor:
     """c = P^T 1 / N over the rows that count, (B, H, Nk) float64."""
     batch, heads, queries, _ = attention.shape
     weights = attention.row_weights().expand(batch, heads, queries)[..., None]

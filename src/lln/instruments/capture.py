@@ -5,16 +5,15 @@ While a `Recorder` listens, it sees, wherever in the model they are called:
 - `scaled_dot_product_attention`: its q, k, mask, scale;
 - a softmax over the last axis of a (B, H, Nq, Nk) tensor inside a watched module: its output is the attention matrix, and
   the matrix product before it, of (B, H, Nq, D) with (B, H, D, Nk), gave q and k;
-- `lln_attention` and `lln_diag_attention`, by whatever name a module of this package has imported them.
+- `lln_attention` and `lln_diag_attention`, by whatever name they were imported: they tell `lln.observers`.
 
 Everything else runs as it did. Nothing of this exists outside the `with` block. Code inside `torch.compile` is not seen.
 """
 
-import inspect
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lln.instruments.attention import Attention
-from lln.instruments.diagonal import BlockDiagonalAttention, MixtureAttention
-from lln.instruments.given import DenseAttention
-from lln.instruments.linear import LLNAttention
-from lln.instruments.softmax import SoftmaxAttention
+from lln.instruments.attention import AttentionMatrix
+from lln.instruments.diagonal import BlockDiagonalMatrix, MixtureMatrix
+from lln.instruments.given import DenseMatrix
+from lln.instruments.linear import LLNMatrix
+from lln.instruments.softmax import SoftmaxMatrix
+from lln.observers import is_inside, observers
+from lln.ops.diag import Operands as DiagOperands
+from lln.ops.lln import Operands as LLNOperands
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm}
@@ -40,11 +42,11 @@ class Captured:
     kind: str  # 'softmax', 'lln' or 'lln_diag'
     q: Tensor | None  # (samples, Hq, Nq, D)
     k: Tensor | None
-    build: Callable[[], Attention]
+    build: Callable[[], AttentionMatrix]
     scale: float | None = None
     alpha: Tensor | None = None  # (samples, Hq, 1, D)
     beta: Tensor | None = None
-    key_padding_mask: Tensor | None = None
+    key_mask: Tensor | None = None
 
 
 class Recorder(TorchFunctionMode):
@@ -55,21 +57,17 @@ class Recorder(TorchFunctionMode):
         self.samples = samples
         self.calls: list[Captured] = []
         self._current_module = current_module
-        self._inside_own_attention = False
         self._product: tuple[torch.Size, Tensor, Tensor] | None = None
         self._thread = threading.get_ident()
-        self._rebound: list[tuple[Any, str, Any]] = []
 
     def __enter__(self) -> "Recorder":
-        self._rebind()
+        observers.append(self._observe)
         super().__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
-        for module, name, original in self._rebound:
-            setattr(module, name, original)
-        self._rebound.clear()
+        observers.remove(self._observe)
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -77,7 +75,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         where = self._current_module()
-        if where is None or self._inside_own_attention:
+        if where is None or is_inside():
             return result
         if function is F.scaled_dot_product_attention:
             self._record_sdpa(where, *args, **kwargs)
@@ -102,8 +100,8 @@ class Recorder(TorchFunctionMode):
             else attn_mask.detach().clone()
         )
 
-        def build() -> Attention:
-            return SoftmaxAttention(q, k, scale=scale, is_causal=is_causal, mask=mask)
+        def build() -> AttentionMatrix:
+            return SoftmaxMatrix(q, k, scale=scale, is_causal=is_causal, mask=mask)
 
         self.calls.append(Captured(where, "softmax", q, k, build, scale))
 
@@ -121,112 +119,59 @@ class Recorder(TorchFunctionMode):
             q, k = self._keep(self._product[1]), self._keep(self._product[2]).mT
         self._product = None
 
-        def build() -> Attention:
+        def build() -> AttentionMatrix:
             square = matrix.shape[2] == matrix.shape[3]
             seen = (matrix > 0).any(2).any(1)  # a key that nobody looks at is padding
-            return DenseAttention(matrix, row_mask=seen if square and not seen.all() else None)
+            return DenseMatrix(matrix, row_mask=seen if square and not seen.all() else None)
 
         self.calls.append(Captured(where, "softmax", q, k, build))
 
     def _keep(self, x: Tensor) -> Tensor:
         return x.detach()[: self.samples].clone()
 
-    def _rebind(self) -> None:
-        """Listen at this package's own attention functions, under every name they were imported by."""
-        from lln import attention, dense
-
-        watched: list[tuple[Any, str, Callable[..., None] | None]] = [
-            (attention, "lln_attention", self._record_lln),
-            (attention, "lln_diag_attention", self._record_lln_diag),
-            (dense, "lln_matrix", None),  # matrices for looking at: their softmax is no attention of its own
-            (dense, "block_diagonal_matrix", None),
-        ]
-        for home, name, record in watched:
-            original = getattr(home, name)
-            listening = self._listening(original, record)
-            for module in [m for n, m in sys.modules.items() if n == "lln" or n.startswith("lln.")]:
-                if getattr(module, name, None) is original:
-                    setattr(module, name, listening)
-                    self._rebound.append((module, name, original))
-
-    def _listening(self, original: Callable[..., Any], record: Callable[..., None] | None) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        def attention(*args: Any, **kwargs: Any) -> Any:
-            where = self._current_module()
-            if where is None or self._inside_own_attention or threading.get_ident() != self._thread:
-                return original(*args, **kwargs)
-            self._inside_own_attention = True
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                self._inside_own_attention = False
-            if record is None:
-                return result
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = bound.arguments
-            if given["state"] is None:  # a decoding step has no matrix of its own
-                for sequence in self._sequences(given):
-                    record(where, sequence)
-            return result
-
-        return attention
-
-    def _sequences(self, given: dict[str, Any]) -> list[dict[str, Any]]:
-        """The watched samples with their own alpha and beta; packed sequences one by one."""
-        q, k, mask, edges = given["q"], given["k"], given["key_padding_mask"], given["cu_seqlens"]
-        alpha, beta = given["alpha"], given["beta"]
-        if alpha is None or beta is None:
-            from lln.matching import match_moments
-
-            matched = match_moments(q, k, key_padding_mask=mask, cu_seqlens=edges, scale=given.get("scale"))
-            alpha, beta = (m if own is None else own for m, own in zip(matched, (alpha, beta), strict=True))
-        feature_bias = 0.0 if given["feature_bias"] is None else given["feature_bias"]
-        parameters = {"alpha": alpha, "beta": beta, "feature_bias": feature_bias}
-        if edges is None:
-            chosen = {n: _first(x, slice(0, self.samples)) for n, x in parameters.items()}
-            mask = None if mask is None else self._keep(mask)
-            return [{**given, **chosen, "q": self._keep(q), "k": self._keep(k), "key_padding_mask": mask}]
-        pieces = []
-        for at in range(min(self.samples, len(edges) - 1)):
-            cut = slice(int(edges[at]), int(edges[at + 1]))
-            chosen = {n: _first(x, slice(at, at + 1)) for n, x in parameters.items()}
-            pieces.append({**given, **chosen, "q": q[:, :, cut].detach().clone(), "k": k[:, :, cut].detach().clone()})
-        return pieces
-
-    def _record_lln(self, where: str, given: dict[str, Any]) -> None:
-        self.calls.append(_captured(where, "lln", given, lambda: _lln(given)))
-
-    def _record_lln_diag(self, where: str, given: dict[str, Any]) -> None:
-        mix = given["mix"].detach().clone() if isinstance(given["mix"], Tensor) else given["mix"]
-
-        def build() -> Attention:
-            blocks = BlockDiagonalAttention(
-                given["q"], given["k"], given["block_size"], scale=given["scale"],
-                key_padding_mask=given["key_padding_mask"], is_causal=given["is_causal"],
+    def _observe(self, operation: str, x: Any) -> None:
+        """Called by this package's own attention functions with what they are about to compute."""
+        where = self._current_module()
+        if where is None or threading.get_ident() != self._thread or operation not in _KINDS:
+            return
+        if operation == "attention" and x.start is not None:  # a decoding step has no matrix of its own
+            return
+        for one in self._sequences(x):
+            lln = one if operation == "attention" else one.lln
+            build = partial(_lln, lln) if operation == "attention" else partial(_lln_diag, one)
+            self.calls.append(
+                Captured(
+                    where, _KINDS[operation], one.q, one.k, build, None if operation == "attention" else one.scale,
+                    lln.alpha[:, :, None], lln.beta[:, :, None], one.key_mask,
+                )
             )  # fmt: skip
-            return MixtureAttention(_lln(given), blocks, mix)
 
-        self.calls.append(_captured(where, "lln_diag", given, build))
-
-
-def _captured(where: str, kind: str, given: dict[str, Any], build: Callable[[], Attention]) -> Captured:
-    return Captured(
-        where, kind, given["q"], given["k"], build, given.get("scale"),
-        torch.as_tensor(given["alpha"]), torch.as_tensor(given["beta"]), given["key_padding_mask"],
-    )  # fmt: skip
-
-
-def _lln(given: dict[str, Any]) -> LLNAttention:
-    return LLNAttention(
-        given["q"], given["k"], given["alpha"], given["beta"], feature_bias=given["feature_bias"],
-        key_padding_mask=given["key_padding_mask"], is_causal=given["is_causal"],
-    )  # fmt: skip
+    def _sequences(self, x: Any) -> list[Any]:
+        """The operands of the watched samples; packed sequences one by one."""
+        if x.cu_seqlens is None:
+            return [x._replace(**{n: self._keep(t) for n, t in x._asdict().items() if isinstance(t, Tensor)})]
+        edges, by_sequence = x.cu_seqlens.tolist(), ("alpha", "beta", "bias")
+        found = []
+        for i in range(min(self.samples, len(edges) - 1)):
+            at, changed = slice(edges[i], edges[i + 1]), {}
+            for name, t in x._asdict().items():
+                if isinstance(t, Tensor) and name != "cu_seqlens":
+                    cut = t[i : i + 1] if name in by_sequence else t if t.shape[2] == 1 else t[:, :, at]
+                    changed[name] = cut.detach().clone()
+            found.append(x._replace(**changed, cu_seqlens=None))
+        return found
 
 
-def _first(x: Any, which: slice) -> Any:
-    """The entries of the watched samples of something that broadcasts to (B, H, 1, D)."""
-    if not isinstance(x, Tensor):
-        return x
-    return x.detach()[which].clone() if x.dim() == 4 and x.shape[0] > 1 else x.detach().clone()
+_KINDS = {"attention": "lln", "diag": "lln_diag"}
+
+
+def _lln(x: LLNOperands) -> LLNMatrix:
+    bias = 0.0 if x.bias is None else x.bias[:, :, None]
+    return LLNMatrix(
+        x.q, x.k, x.alpha[:, :, None], x.beta[:, :, None], feature_bias=bias, key_mask=x.key_mask, is_causal=x.is_causal
+    )
+
+
+def _lln_diag(x: DiagOperands) -> AttentionMatrix:
+    blocks = BlockDiagonalMatrix(x.q, x.k, x.block_size, scale=x.scale, key_mask=x.key_mask, is_causal=x.is_causal)
+    return MixtureMatrix(_lln(x.lln), blocks, x.weight)

@@ -32,11 +32,11 @@ def check_key_mask(mask: Tensor | None, batch: int, keys: int) -> None:
         return
     if mask.dtype != torch.bool or mask.shape != (batch, keys):
         raise ValueError(
-            f"key_padding_mask must be a bool tensor of shape ({batch}, {keys}), True where the key counts; "
+            f"key_mask must be a bool tensor of shape ({batch}, {keys}), True where the key counts; "
             f"it is {mask.dtype} of shape {tuple(mask.shape)}"
         )
     if not mask.any(-1).all():
-        raise ValueError("key_padding_mask leaves a sample without any key; drop that sample")
+        raise ValueError("key_mask leaves a sample without any key; drop that sample")
 
 
 def check_stochastic(matrix: Tensor, row_mask: Tensor | None = None) -> None:

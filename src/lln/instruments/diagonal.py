@@ -9,11 +9,13 @@ Both products cost O(N): blocks never meet, and a mixture only adds.
 import torch
 from torch import Tensor
 
-from lln.instruments.attention import Attention
+from lln.instruments.attention import AttentionMatrix
 from lln.instruments.checks import check_key_mask, check_queries_and_keys
+from lln.ops.masks import block_of_positions, masked_softmax
+from lln.ops.slots import block_slots
 
 
-class BlockDiagonalAttention(Attention):
+class BlockDiagonalMatrix(AttentionMatrix):
     """Softmax of q, k (B, H, N, D) inside blocks that count from each sample's first key that counts."""
 
     def __init__(
@@ -23,11 +25,11 @@ class BlockDiagonalAttention(Attention):
         block_size: int,
         *,
         scale: float | None = None,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> None:
         check_queries_and_keys(q, k)
-        check_key_mask(key_padding_mask, k.shape[0], k.shape[2])
+        check_key_mask(key_mask, k.shape[0], k.shape[2])
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"block-diagonal attention needs as many queries as keys, not {q.shape[2]} and {k.shape[2]}"
@@ -41,17 +43,13 @@ class BlockDiagonalAttention(Attention):
         super().__init__((batch, heads, length, length), dtype, q.device)
         self.scale = width**-0.5 if scale is None else scale
         self.block_size = block_size
-        self.row_mask = key_padding_mask
+        self.row_mask = key_mask
         self.is_causal = is_causal
         self.width = width
-        counts = (
-            torch.ones(batch, length, dtype=torch.bool, device=q.device)
-            if key_padding_mask is None
-            else key_padding_mask
-        )
+        counts = torch.ones(batch, length, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
         self._counts = counts
-        self._position = torch.arange(length, device=q.device) - counts.int().argmax(-1, keepdim=True)  # (B, N)
-        self._block = self._position.div(block_size, rounding_mode="floor")
+        self._block = block_of_positions(length, block_size, key_mask, None, q.device)  # (B or 1, N)
+        self._slots = block_slots(self.q, key_mask, None, block_size)
 
     def log_rows(self, index: Tensor) -> Tensor:
         scores = self.q[:, :, index] @ self.k.mT * self.scale  # (B, H, R, N)
@@ -74,44 +72,22 @@ class BlockDiagonalAttention(Attention):
     def _weights(self) -> Tensor:
         """The diagonal blocks, (B, H, blocks, size, size)."""
         scores = self._fold(self.q) @ self._fold(self.k).mT * self.scale
-        allowed = self._fold(self._counts[:, None, :, None].to(self.dtype))[..., 0] > 0  # (B, 1, blocks, size)
-        allowed = allowed[..., None, :].expand(*allowed.shape, allowed.shape[-1])
-        if self.is_causal:
-            allowed = allowed.tril()
-        no_key = ~allowed.any(-1, keepdim=True)
-        weights = torch.softmax(scores.masked_fill(~allowed, -torch.inf).masked_fill(no_key, 0.0), dim=-1)
-        return weights.masked_fill(no_key, 0.0)
+        counts = self._slots.scatter_mask(self._counts).unflatten(1, (-1, self.block_size))  # (B, blocks, size)
+        allowed = counts[:, None, :, None].expand(-1, -1, -1, self.block_size, -1)
+        return masked_softmax(scores, allowed.tril() if self.is_causal else allowed)
 
     def _fold(self, x: Tensor) -> Tensor:
         """(B, H, N, C) -> (B, H, blocks, size, C), each sample's block 0 starting at its first key that counts."""
-        slots = self._slot()
-        size = self.block_size
-        folded = x.new_zeros(*x.shape[:2], self._slots(), x.shape[-1])
-        folded.scatter_(2, slots[:, None, :, None].expand(x.shape), x)
-        return folded.unflatten(2, (-1, size))
+        return self._slots.scatter(x).contiguous().unflatten(2, (-1, self.block_size))
 
     def _unfold(self, folded: Tensor) -> Tensor:
-        flat = folded.flatten(2, 3)
-        slots = self._slot()[:, None, :, None].expand(*flat.shape[:2], -1, flat.shape[-1])
-        return flat.gather(2, slots)
-
-    def _slot(self) -> Tensor:
-        """Positions before the first key are moved to blocks of their own, at the front."""
-        return self._position + self._lead()
-
-    def _lead(self) -> int:
-        before = int(-self._position.min())
-        return -(-before // self.block_size) * self.block_size
-
-    def _slots(self) -> int:
-        needed = self._lead() + self.shape[2]
-        return -(-needed // self.block_size) * self.block_size
+        return self._slots.gather(folded.flatten(2, 3))
 
 
-class MixtureAttention(Attention):
-    """w P_1 + (1 - w) P_2 of two attentions of the same shape; w is a number or one per head, (H,)."""
+class MixtureMatrix(AttentionMatrix):
+    """w P_1 + (1 - w) P_2 of two attentions of one shape; w is a number, one per head (H,), or one per row (B, H, N or 1)."""
 
-    def __init__(self, first: Attention, second: Attention, weight: float | Tensor = 0.5) -> None:
+    def __init__(self, first: AttentionMatrix, second: AttentionMatrix, weight: float | Tensor = 0.5) -> None:
         if first.shape != second.shape:
             raise ValueError(f"attentions of shapes {first.shape} and {second.shape} cannot be mixed")
         dtype = torch.promote_types(first.dtype, second.dtype)
@@ -120,19 +96,22 @@ class MixtureAttention(Attention):
         share = torch.as_tensor(weight, dtype=dtype, device=first.device).detach()
         if (share < 0).any() or (share > 1).any():
             raise ValueError(f"the weight of a mixture is between 0 and 1, not {weight}")
-        self.weight = share.reshape(-1, 1, 1) if share.dim() else share  # (H, 1, 1) or a number
+        batch, heads, rows, _ = first.shape
+        by_row = share.reshape(1, -1, 1) if share.dim() < 2 else share
+        self.weight = by_row.expand(batch, heads, rows)[..., None]  # (B, H, N, 1)
         self.is_causal = first.is_causal and second.is_causal
         self.row_mask = first.row_mask if first.row_mask is not None else second.row_mask
         self.width = max(first.width, second.width)
 
     def rows(self, index: Tensor) -> Tensor:
-        return self._mix(self.first.rows(index), self.second.rows(index))
+        return self._mix(self.first.rows(index), self.second.rows(index), self.weight[:, :, index])
 
     def apply(self, values: Tensor) -> Tensor:
-        return self._mix(self.first.apply(values), self.second.apply(values))
+        return self._mix(self.first.apply(values), self.second.apply(values), self.weight)
 
     def transpose(self, x: Tensor) -> Tensor:
-        return self._mix(self.first.transpose(x), self.second.transpose(x))
+        x = x.to(self.dtype)
+        return self.first.transpose(self.weight * x).to(self.dtype) + self.second.transpose((1 - self.weight) * x)
 
-    def _mix(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.weight * first.to(self.dtype) + (1 - self.weight) * second.to(self.dtype)
+    def _mix(self, first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
+        return weight * first.to(self.dtype) + (1 - weight) * second.to(self.dtype)

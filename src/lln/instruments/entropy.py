@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lln.instruments.attention import Attention, as_attention
-from lln.instruments.linear import LinearAttention
+from lln.instruments.attention import AttentionMatrix, as_attention
+from lln.instruments.linear import LinearMatrix
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Estimate:
     standard_error: Tensor
 
 
-def entropy(attention: Attention | Tensor) -> Tensor:
+def entropy(attention: AttentionMatrix | Tensor) -> Tensor:
     """H(P) of eq. 7 over the rows that count, exactly, (B, H) float64."""
     attention = as_attention(attention)
     per_row = torch.cat([_row_entropy(attention, index) for index in attention.row_chunks()], dim=2)  # (B, H, Nq)
@@ -32,7 +32,7 @@ def entropy(attention: Attention | Tensor) -> Tensor:
 
 
 def sampled_entropy(
-    attention: Attention | Tensor, rows: int = 256, generator: torch.Generator | None = None
+    attention: AttentionMatrix | Tensor, rows: int = 256, generator: torch.Generator | None = None
 ) -> Estimate:
     """H(P) from `rows` rows drawn without replacement, the same ones for all heads of a sample."""
     attention = as_attention(attention)
@@ -54,13 +54,13 @@ def sampled_entropy(
     return Estimate(mean, (spread / drawn * left).sqrt())
 
 
-def collision_entropy(attention: Attention | Tensor) -> Tensor:
+def collision_entropy(attention: AttentionMatrix | Tensor) -> Tensor:
     """H2(P), averaged over rows like H, (B, H); O(N d^2) for linear attentions."""
     attention = as_attention(attention)
     return -(_row_collisions(attention).log2() * attention.row_weights()).nan_to_num(0.0).sum(-1)
 
 
-def variance(attention: Attention | Tensor) -> Tensor:
+def variance(attention: AttentionMatrix | Tensor) -> Tensor:
     """Variance of the entries inside a row, averaged over rows (Theorem 3.4), (B, H); O(N d^2) for linear attentions.
 
     1/N sum_j (P_ij - 1/N)^2 = (sum_j P_ij^2 - 1/N) / N, with N the number of keys.
@@ -71,15 +71,15 @@ def variance(attention: Attention | Tensor) -> Tensor:
     return ((_row_collisions(attention) * attention.row_weights()).sum(-1) - 1 / keys) / keys
 
 
-def _row_entropy(attention: Attention, index: Tensor) -> Tensor:
+def _row_entropy(attention: AttentionMatrix, index: Tensor) -> Tensor:
     return torch.special.entr(attention.rows(index).double()).sum(-1) / torch.log(
         torch.tensor(2.0, dtype=torch.float64)
     )
 
 
-def _row_collisions(attention: Attention) -> Tensor:
+def _row_collisions(attention: AttentionMatrix) -> Tensor:
     """sum_j P_ij^2, (B, H, Nq) float64."""
-    if isinstance(attention, LinearAttention) and not attention.is_causal:
+    if isinstance(attention, LinearMatrix) and not attention.is_causal:
         a, phi_k = attention.factors
         return ((a @ (phi_k.mT @ phi_k)) * a).sum(-1)
     return torch.cat([attention.rows(index).double().square().sum(-1) for index in attention.row_chunks()], dim=2)

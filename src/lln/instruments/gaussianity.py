@@ -44,7 +44,7 @@ class _InputWatcher(Probe):
                 f"the queries and keys of layer {layer} ({call.module}) could not be seen, only its matrix"
             )
         attention = call.build()
-        counts = call.key_padding_mask if call.key_padding_mask is not None else attention.row_mask
+        counts = call.key_mask if call.key_mask is not None else attention.row_mask
         k = call.k.repeat_interleave(call.q.shape[1] // call.k.shape[1], dim=1)
         rows = []
         for head in range(call.q.shape[1]):

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lln.instruments.attention import Attention
+from lln.instruments.attention import AttentionMatrix
 from lln.instruments.checks import check_stochastic, sum_tolerance
 
 
-class DenseAttention(Attention):
+class DenseMatrix(AttentionMatrix):
     """The matrix itself, (B, H, Nq, Nk). `row_mask` (B, Nq) names the rows that count (others may be anything finite)."""
 
     def __init__(self, matrix: Tensor, row_mask: Tensor | None = None) -> None:
@@ -35,7 +35,7 @@ class DenseAttention(Attention):
         return self.matrix.mT @ x.to(self.dtype)
 
 
-class FunctionAttention(Attention):
+class FunctionMatrix(AttentionMatrix):
     """Only V -> P V is known, for self-attention of length N; V has `width` columns.
 
     Rows come from the gradient: for f(V) = P V, the derivative of <f(V), E> with respect to V is P^T E, whose columns are

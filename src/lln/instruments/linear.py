@@ -9,33 +9,31 @@ every feature is in (0, 1] and every denominator at least 1. Both work in float6
 import torch
 from torch import Tensor
 
-from lln.instruments.attention import Attention
+from lln.instruments.attention import AttentionMatrix
 from lln.instruments.checks import check_finite, check_key_mask, check_queries_and_keys
 
 ROWS_IN_CACHE = 2048  # features are made in pieces of this many rows: at length 65,536 memory traffic is what costs
 
 
-class LinearAttention(Attention):
+class LinearMatrix(AttentionMatrix):
     """phi_q (B, Hq, Nq, F), phi_k (B, Hk, Nk, F): the features of queries and keys."""
 
     def __init__(
-        self, phi_q: Tensor, phi_k: Tensor, *, key_padding_mask: Tensor | None = None, is_causal: bool = False
+        self, phi_q: Tensor, phi_k: Tensor, *, key_mask: Tensor | None = None, is_causal: bool = False
     ) -> None:
         check_queries_and_keys(phi_q, phi_k)
-        check_key_mask(key_padding_mask, phi_k.shape[0], phi_k.shape[2])
+        check_key_mask(key_mask, phi_k.shape[0], phi_k.shape[2])
         phi_k = phi_k.detach().double()
-        if key_padding_mask is not None:
-            phi_k = torch.where(key_padding_mask[:, None, :, None], phi_k, 0.0)
-        self._set_features(
-            phi_q.detach().to(torch.float64, copy=True), _match_heads(phi_k, phi_q), key_padding_mask, is_causal
-        )
+        if key_mask is not None:
+            phi_k = torch.where(key_mask[:, None, :, None], phi_k, 0.0)
+        self._set_features(phi_q.detach().to(torch.float64, copy=True), _match_heads(phi_k, phi_q), key_mask, is_causal)
 
     def _set_features(  # phi_q is overwritten
-        self, phi_q: Tensor, phi_k: Tensor, key_padding_mask: Tensor | None, is_causal: bool
+        self, phi_q: Tensor, phi_k: Tensor, key_mask: Tensor | None, is_causal: bool
     ) -> None:
         super().__init__((*phi_q.shape[:3], phi_k.shape[2]), torch.float64, phi_q.device)
         self.is_causal = is_causal
-        self.row_mask = key_padding_mask if phi_q.shape[2] == phi_k.shape[2] else None
+        self.row_mask = key_mask if phi_q.shape[2] == phi_k.shape[2] else None
         self.phi_q, self.phi_k = phi_q, phi_k
         self.phi_q = phi_q.div_(self._denominators()[..., None])
 
@@ -80,7 +78,7 @@ class LinearAttention(Attention):
         return (torch.arange(self.shape[3], device=self.device) <= index[:, None]).double()
 
 
-class LLNAttention(LinearAttention):
+class LLNMatrix(LinearMatrix):
     """LLN attention of q, k with alpha (B, Hq, 1, D), beta (B, Hk, 1, D) and a feature bias, all broadcasting."""
 
     def __init__(
@@ -91,18 +89,18 @@ class LLNAttention(LinearAttention):
         beta: Tensor | float,
         *,
         feature_bias: Tensor | float = 0.0,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> None:
         check_queries_and_keys(q, k)
-        check_key_mask(key_padding_mask, k.shape[0], k.shape[2])
+        check_key_mask(key_mask, k.shape[0], k.shape[2])
         self.q, self.k = q.detach(), k.detach()
         self.alpha, self.beta, self.bias = (
             torch.atleast_1d(torch.as_tensor(x, dtype=torch.float64, device=q.device).detach())
             for x in (alpha, beta, feature_bias)
         )
         check_finite(alpha=self.alpha, beta=self.beta, feature_bias=self.bias)
-        self._mask = key_padding_mask
+        self._mask = key_mask
         log_phi_q, log_phi_k = self._log_features()
         highest = log_phi_k.amax(2, keepdim=True)  # (B, Hq, 1, D)
         for rows in log_phi_q.split(ROWS_IN_CACHE, dim=2):
@@ -110,7 +108,7 @@ class LLNAttention(LinearAttention):
             rows.sub_(rows.amax(-1, keepdim=True)).exp_()
         for rows in log_phi_k.split(ROWS_IN_CACHE, dim=2):
             rows.sub_(highest).exp_()
-        self._set_features(log_phi_q, log_phi_k, key_padding_mask, is_causal)
+        self._set_features(log_phi_q, log_phi_k, key_mask, is_causal)
 
     def _log_features(self) -> tuple[Tensor, Tensor]:
         """alpha q + w (B, Hq, Nq, D) and beta k (B, Hq, Nk, D), -inf for keys that do not count."""

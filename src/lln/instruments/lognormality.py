@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lln.instruments.attention import Attention, as_attention
-from lln.instruments.softmax import SoftmaxAttention
+from lln.instruments.attention import AttentionMatrix, as_attention
+from lln.instruments.softmax import SoftmaxMatrix
 from lln.instruments.temperature import score_variance
 
 
@@ -32,7 +32,11 @@ class LogNormality:
 
 
 def lognormality(
-    attention: Attention | Tensor, *, rows: int | None = None, quantiles: int = 99, quantile_entries: int = 1 << 18
+    attention: AttentionMatrix | Tensor,
+    *,
+    rows: int | None = None,
+    quantiles: int = 99,
+    quantile_entries: int = 1 << 18,
 ) -> LogNormality:
     """`rows` limits the moments to that many evenly spaced rows; None takes all of them."""
     attention = as_attention(attention)
@@ -40,22 +44,18 @@ def lognormality(
     mean, variance, skewness, kurtosis = _moments(attention, chosen)
     distance, expected, measured = _against_normal(attention, mean, variance, quantiles, quantile_entries)
     predicted_mean = predicted_variance = None
-    if isinstance(attention, SoftmaxAttention) and not attention.is_causal and attention.mask is None:
+    if isinstance(attention, SoftmaxMatrix) and not attention.is_causal and attention.mask is None:
         predicted_variance = score_variance(
-            attention.q, attention.k, scale=attention.scale, key_padding_mask=attention.key_padding_mask
+            attention.q, attention.k, scale=attention.scale, key_mask=attention.key_mask
         )
-        keys = (
-            attention.shape[3]
-            if attention.key_padding_mask is None
-            else attention.key_padding_mask.sum(-1, keepdim=True)
-        )
+        keys = attention.shape[3] if attention.key_mask is None else attention.key_mask.sum(-1, keepdim=True)
         predicted_mean = -torch.as_tensor(keys, dtype=torch.float64).log() - predicted_variance / 2
     return LogNormality(
         mean, variance, skewness, kurtosis, distance, expected, measured, predicted_mean, predicted_variance
     )
 
 
-def _spaced(attention: Attention, rows: int | None) -> Tensor:
+def _spaced(attention: AttentionMatrix, rows: int | None) -> Tensor:
     queries = attention.shape[2]
     count = queries if rows is None else min(rows, queries)
     if count < 1:
@@ -63,7 +63,7 @@ def _spaced(attention: Attention, rows: int | None) -> Tensor:
     return torch.linspace(0, queries - 1, count, device=attention.device).round().long().unique()
 
 
-def _logs(attention: Attention, index: Tensor) -> tuple[Tensor, Tensor]:
+def _logs(attention: AttentionMatrix, index: Tensor) -> tuple[Tensor, Tensor]:
     """log P of these rows with 0 for what does not count, and which entries count."""
     logs = attention.log_rows(index).double()
     counts = torch.isfinite(logs)
@@ -72,7 +72,7 @@ def _logs(attention: Attention, index: Tensor) -> tuple[Tensor, Tensor]:
     return logs.masked_fill(~counts, 0.0), counts
 
 
-def _moments(attention: Attention, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _moments(attention: AttentionMatrix, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     count = total = torch.zeros(attention.shape[:2], dtype=torch.float64, device=attention.device)
     for index in attention.row_chunks(chosen):
         logs, counts = _logs(attention, index)
@@ -91,7 +91,7 @@ def _moments(attention: Attention, chosen: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _against_normal(
-    attention: Attention, mean: Tensor, variance: Tensor, quantiles: int, entries: int
+    attention: AttentionMatrix, mean: Tensor, variance: Tensor, quantiles: int, entries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, _, keys = attention.shape
     chosen = _spaced(attention, max(1, entries // keys))

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lln.instruments.attention import Attention
+from lln.instruments.attention import AttentionMatrix
 from lln.instruments.checks import check_key_mask, check_queries_and_keys
 
 
-class SoftmaxAttention(Attention):
+class SoftmaxMatrix(AttentionMatrix):
     """q (B, Hq, Nq, D), k (B, Hk, Nk, D); `mask` is what SDPA takes: bool (True = may look) or added to the scores."""
 
     def __init__(
@@ -24,14 +24,14 @@ class SoftmaxAttention(Attention):
         k: Tensor,
         *,
         scale: float | None = None,
-        key_padding_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
         is_causal: bool = False,
         mask: Tensor | None = None,
     ) -> None:
         check_queries_and_keys(q, k)
-        check_key_mask(key_padding_mask, k.shape[0], k.shape[2])
-        if mask is not None and (is_causal or key_padding_mask is not None):
-            raise ValueError("give either a full mask, or key_padding_mask and is_causal, not both")
+        check_key_mask(key_mask, k.shape[0], k.shape[2])
+        if mask is not None and (is_causal or key_mask is not None):
+            raise ValueError("give either a full mask, or key_mask and is_causal, not both")
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.q = q.detach().to(dtype).contiguous()
         self.k = k.detach().to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1).contiguous()
@@ -39,14 +39,14 @@ class SoftmaxAttention(Attention):
         self.scale = q.shape[-1] ** -0.5 if scale is None else scale
         self.is_causal = is_causal or (mask is not None and _is_triangular(mask.detach(), self.shape))
         self.width = q.shape[-1]
-        self.key_padding_mask = key_padding_mask
+        self.key_mask = key_mask
         self.mask = mask.detach() if mask is not None else None
         square = q.shape[2] == k.shape[2]
         if mask is not None:
             seen = _keys_seen(mask.detach(), self.shape)
             self.row_mask = seen if square and not seen.all() else None
         elif square:
-            self.row_mask = key_padding_mask
+            self.row_mask = key_mask
 
     def log_rows(self, index: Tensor) -> Tensor:
         scores = self.q[:, :, index] @ self.k.mT * self.scale  # (B, H, R, Nk)
@@ -63,7 +63,7 @@ class SoftmaxAttention(Attention):
         pieces = []
         every = torch.arange(self.shape[2], device=self.device)
         # With a causal flag and no mask, SDPA needs no N x N tensor; a padding mask is one row and broadcasts.
-        plain_causal = self.is_causal and self.key_padding_mask is None and self.mask is None
+        plain_causal = self.is_causal and self.key_mask is None and self.mask is None
         mask = None if plain_causal else self._score_addition(every)
         for piece in values.to(self.dtype).split(self.width, dim=-1):
             # SDPA forms no N x N matrix only if the values are as wide as the head and lie row by row; a QR factor does not.
@@ -80,8 +80,8 @@ class SoftmaxAttention(Attention):
             mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., index, :]
             return _additive(mask, self.dtype)
         allowed = None
-        if self.key_padding_mask is not None:
-            allowed = self.key_padding_mask[:, None, None]
+        if self.key_mask is not None:
+            allowed = self.key_mask[:, None, None]
         if self.is_causal:
             past = torch.arange(self.shape[3], device=self.device) <= index[:, None]
             allowed = past if allowed is None else allowed & past

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from lln.instruments.arnoldi import dominant_eigenvalue
-from lln.instruments.attention import Attention, as_attention
+from lln.instruments.attention import AttentionMatrix, as_attention
 from lln.instruments.eigen import eigenvalues
-from lln.instruments.linear import LinearAttention
+from lln.instruments.linear import LinearMatrix
 
 Method = Literal["auto", "linear", "causal", "dense", "arnoldi"]
 
@@ -40,7 +40,7 @@ class Spectrum:
 
 
 def spectral_gap(
-    attention: Attention | Tensor,
+    attention: AttentionMatrix | Tensor,
     method: Method = "auto",
     *,
     tolerance: float = 1e-4,
@@ -70,7 +70,7 @@ def spectral_gap(
 
 
 def top_singular_value(
-    attention: Attention | Tensor,
+    attention: AttentionMatrix | Tensor,
     *,
     tolerance: float = 1e-4,
     max_products: int = 40,
@@ -83,7 +83,7 @@ def top_singular_value(
     """
     attention = as_attention(attention)
     attention.require_square("the centred matrix's singular value")
-    if isinstance(attention, LinearAttention) and not attention.is_causal:
+    if isinstance(attention, LinearMatrix) and not attention.is_causal:
         a, phi_k = _centred_factors(attention)
         small = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(phi_k, mode="r").R.mT
         return torch.linalg.matrix_norm(small, 2)
@@ -96,27 +96,27 @@ def top_singular_value(
     return found.eigenvalue.abs().sqrt()
 
 
-def centred_apply(attention: Attention, x: Tensor) -> Tensor:
+def centred_apply(attention: AttentionMatrix, x: Tensor) -> Tensor:
     """Pc x = P x minus its mean over the rows that count, (B, H, N, C)."""
     return _centre(attention, attention.apply(x))
 
 
-def centred_transpose(attention: Attention, x: Tensor) -> Tensor:
+def centred_transpose(attention: AttentionMatrix, x: Tensor) -> Tensor:
     """Pc^T x = P^T (x minus its mean over the rows that count)."""
     product = attention.transpose(_centre(attention, x))
     return product if attention.row_mask is None else product * attention.row_mask[:, None, :, None]
 
 
-def _centre(attention: Attention, x: Tensor) -> Tensor:
+def _centre(attention: AttentionMatrix, x: Tensor) -> Tensor:
     weights = attention.row_weights()[..., None].to(x.dtype)
     centred = x - (weights * x).sum(2, keepdim=True)
     return centred if attention.row_mask is None else centred * attention.row_mask[:, None, :, None]
 
 
-def _best_method(attention: Attention) -> Method:
+def _best_method(attention: AttentionMatrix) -> Method:
     if attention.is_causal:
         return "causal"
-    if isinstance(attention, LinearAttention) and attention.phi_k.shape[-1] < attention.shape[2]:
+    if isinstance(attention, LinearMatrix) and attention.phi_k.shape[-1] < attention.shape[2]:
         return "linear"
     return "dense" if attention.shape[2] <= DENSE_UP_TO else "arnoldi"
 
@@ -131,13 +131,13 @@ def _largest(eigenvalues: Tensor) -> Tensor:
     return torch.complex(best.real, best.imag.abs())
 
 
-def _centred_factors(attention: LinearAttention) -> tuple[Tensor, Tensor]:
+def _centred_factors(attention: LinearMatrix) -> tuple[Tensor, Tensor]:
     a, phi_k = attention.factors
     return _centre(attention, a), phi_k
 
 
-def _small_matrix(attention: Attention) -> Tensor:
-    if not isinstance(attention, LinearAttention):
+def _small_matrix(attention: AttentionMatrix) -> Tensor:
+    if not isinstance(attention, LinearMatrix):
         raise ValueError("method='linear' needs a linear attention; use 'arnoldi' or 'dense' for others")
     a, phi_k = attention.factors
     # Phi_k^T (A - 1 m^T) without a second copy of A: its mean m is taken off the small matrix.
@@ -147,12 +147,12 @@ def _small_matrix(attention: Attention) -> Tensor:
     return phi_k.mT @ a - phi_k.sum(2)[..., None] * mean  # (B, H, F, F)
 
 
-def _centred_dense(attention: Attention) -> Tensor:
+def _centred_dense(attention: AttentionMatrix) -> Tensor:
     matrix = _centre(attention, attention.dense().double())
     return matrix if attention.row_mask is None else matrix * attention.row_mask[:, None, None]
 
 
-def _second_on_the_diagonal(attention: Attention) -> Tensor:
+def _second_on_the_diagonal(attention: AttentionMatrix) -> Tensor:
     if not attention.is_causal:
         raise ValueError(
             "method='causal' needs a causal attention: only a triangular matrix has its eigenvalues on the diagonal"
@@ -163,7 +163,7 @@ def _second_on_the_diagonal(attention: Attention) -> Tensor:
     return diagonal.topk(2, dim=-1).values[..., 1].to(torch.complex128)
 
 
-def _start_block(attention: Attention, generator: torch.Generator | None) -> Tensor:
+def _start_block(attention: AttentionMatrix, generator: torch.Generator | None) -> Tensor:
     """A random centred block (B, H, N, width). Its own generator by default: measuring must not disturb a training run."""
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     batch, heads, length, _ = attention.shape

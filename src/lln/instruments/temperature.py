@@ -32,10 +32,10 @@ def score_variance(
     *,
     cross: Cross = "goodman",
     scale: float | None = None,
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """sigma_sm^2 for each sample and query head, (B, Hq), float64."""
-    q, k, weight_q, weight_k = _prepare(q, k, key_padding_mask)
+    q, k, weight_q, weight_k = _prepare(q, k, key_mask)
     dim = q.shape[-1]
     scale = dim**-0.5 if scale is None else scale
     if cross == "none":
@@ -62,10 +62,10 @@ def temperature(
     *,
     cross: Cross = "goodman",
     scale: float | None = None,
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """tau_sm of eq. 5 for each sample and query head, (B, Hq); infinite where the scores do not vary."""
-    return score_variance(q, k, cross=cross, scale=scale, key_padding_mask=key_padding_mask).clamp(min=0).rsqrt()
+    return score_variance(q, k, cross=cross, scale=scale, key_mask=key_mask).clamp(min=0).rsqrt()
 
 
 def lln_temperature(
@@ -76,13 +76,13 @@ def lln_temperature(
     *,
     a: float = PAPER_A,
     b: float = PAPER_B,
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """tau_lln of eq. 11, (B, Hq). alpha and beta broadcast to (B, H, 1, D), as in the attention itself.
 
     With the authors' constants the line is negative below 2.39; there the temperature is infinite.
     """
-    q, k, weight_q, weight_k = _prepare(q, k, key_padding_mask)
+    q, k, weight_q, weight_k = _prepare(q, k, key_mask)
     alpha, beta = (torch.as_tensor(x, dtype=torch.float64, device=q.device) for x in (alpha, beta))
     if beta.dim() == 4 and beta.shape[1] not in (1, q.shape[1]):
         beta = beta.repeat_interleave(q.shape[1] // beta.shape[1], dim=1)

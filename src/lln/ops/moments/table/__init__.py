@@ -4,7 +4,7 @@
 
 What is stored and interpolated is r = s / T, as log2 r over uniform grids of log2 T and log2 N: for narrow inputs r
 tends to the constant 2d, so the limit T -> 0 is exact and nothing is divided by a variance. Below the grid r stays
-what it is at its edge; above it s does. `lln calibrate` writes the table (`lln.calibration`).
+what it is at its edge; above it s does. `lln calibrate` writes the table (`lln.matching.calibration`).
 """
 
 import json
@@ -15,6 +15,8 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+
+from lln.ops.operation import LIBRARY
 
 TARGETS = ("entropy", "variance")
 
@@ -66,7 +68,8 @@ def differentiable_matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim:
 def _position(x: Tensor, first: float, step: float, points: int) -> tuple[Tensor, Tensor]:
     """Index of the grid point to the left, and how far x is towards the next, clamped to the grid."""
     x = ((x - first) / step).clamp(0, points - 1)
-    index = x.detach().floor().clamp(max=points - 2)
+    # a NaN has no position: any index will do, since it stays NaN, and no other sample may suffer for it
+    index = x.detach().nan_to_num(nan=0.0).floor().clamp(max=points - 2)
     return index.long(), x - index
 
 
@@ -91,20 +94,18 @@ def _for_head_dim(target: str, head_dim: int) -> list[list[float]]:
     return result
 
 
-@torch.library.custom_op("lln::matched_ratio", mutates_args=())
-def _matched_ratio_op(t: Tensor, keys: Tensor, target: str, head_dim: int) -> Tensor:
-    return differentiable_matched_ratio(t, keys, target, head_dim)
+LIBRARY.define("matched_ratio(Tensor t, Tensor keys, str target, int head_dim) -> Tensor")
+LIBRARY.impl("matched_ratio", differentiable_matched_ratio, "CompositeExplicitAutograd")
+torch.library.register_fake("lln::matched_ratio", lambda t, *_: torch.empty_like(t), lib=LIBRARY)
+_matched_ratio_op = torch.ops.lln.matched_ratio.default
 
 
-@_matched_ratio_op.register_fake
-def _fake_matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim: int) -> Tensor:
-    return torch.empty_like(t)
-
-
-@_matched_ratio_op.register_vmap
 def _batched_matched_ratio(info: Any, in_dims: tuple[int | None, ...], t: Tensor, keys: Tensor, *rest: Any) -> Any:
     t, keys = (
         x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
         for x, d in zip((t, keys), in_dims[:2], strict=True)
     )
     return _matched_ratio_op(t, keys, *rest), 0
+
+
+torch.library.register_vmap("lln::matched_ratio", _batched_matched_ratio, lib=LIBRARY)

@@ -19,18 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lln import backends
-from lln.backends.operator import batching_rule
-
-_PIECE_ELEMENTS = 1 << 17  # 1 MB of float64 at a time: it stays in the cache
-
-
-class Moments(NamedTuple):
-    """Sums over the positions that count, per sample (or packed sequence) S."""
-
-    count: Tensor  # type: ignore[assignment]  # (S,); hides tuple.count, which nobody needs here
-    total: Tensor  # (S, H, D)
-    squares: Tensor  # (S, H, D)
+from lln.ops.lln.op import accumulation_dtype
+from lln.ops.masks import sequence_of_positions
+from lln.ops.moments.op import Moments, Operands
+from lln.ops.moments.op import moments as moments_operation
+from lln.ops.moments.plain_sums import counts, without_padding
 
 
 class Statistics(NamedTuple):
@@ -41,11 +34,7 @@ class Statistics(NamedTuple):
     mean_key: Tensor  # (S, Hk, D)
     var_k: Tensor  # (S, Hk), about the scalar mean or about the mean key
     keys: Tensor  # (S,), how many keys count
-
-
-def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    log_factor: Tensor | None = None  # (S, Hk, 2), by what alpha and beta are to be more than the table says; None: 0
 
 
 def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
@@ -53,34 +42,28 @@ def moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None
 
     They carry no gradient; `differentiable_moments` does.
     """
-    return Moments(*_moments_op(x.detach(), key_mask, cu_seqlens))
+    edges = None if cu_seqlens is None else cu_seqlens.to(x.device, torch.int64)
+    return moments_operation(Operands(x.detach(), key_mask, edges))
 
 
 def computed_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
     """`moments` without its operator around it: for the bodies of operators, which compilers do not look into."""
-    if backends.refusal("native", x, x, x) is None:
-        count, total, squares = backends.native.moments(x, key_mask, cu_seqlens)
-        return Moments(count.double(), total, squares)
-    return Moments(*_moments_in_pieces(x, key_mask, cu_seqlens))
+    given = Operands(x, key_mask, cu_seqlens)
+    found: Moments = moments_operation.backends.pick("auto", given).forward(given)
+    return found
 
 
 def differentiable_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Moments:
     """The same sums by plain torch operations, for those who want gradients through the statistics."""
     dtype = accumulation_dtype(x.device)
-    x = _without_padding(x.to(dtype), key_mask)
-    count = _counts(x, key_mask, cu_seqlens)
+    x = without_padding(x.to(dtype), key_mask)
+    count = counts(x, key_mask, cu_seqlens)
     if cu_seqlens is None:
         return Moments(count, x.sum(dim=2), x.square().sum(dim=2))
     rows = x[0].transpose(0, 1)  # (N, H, D)
     zeros = rows.new_zeros(cu_seqlens.numel() - 1, *rows.shape[1:])
-    segment = segment_of_each_position(cu_seqlens, x.shape[2])
+    segment = sequence_of_positions(cu_seqlens, x.shape[2])
     return Moments(count, zeros.index_add(0, segment, rows), zeros.index_add(0, segment, rows.square()))
-
-
-def segment_of_each_position(cu_seqlens: Tensor, length: int) -> Tensor:
-    """(N,): which packed sequence a position belongs to."""
-    positions = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    return torch.bucketize(positions, cu_seqlens[1:], right=True)
 
 
 def statistics_of(
@@ -88,7 +71,7 @@ def statistics_of(
     k: Tensor,
     *,
     per: str = "head",
-    key_padding_mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     center_keys: bool = False,
     ddof: int = 0,
@@ -96,13 +79,13 @@ def statistics_of(
 ) -> Statistics:
     """Means and variances of q (B, Hq, Nq, D) and k (B, Hk, Nk, D), per sample and key head.
 
-    key_padding_mask (B, Nk) says which keys count. With Nq = Nk queries and keys are the same tokens, so it says which
+    key_mask (B, Nk) says which keys count. With Nq = Nk queries and keys are the same tokens, so it says which
     queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the
     result. `measure` is one of the functions above.
     """
-    query_mask = key_padding_mask if q.shape[2] == k.shape[2] else None
+    query_mask = key_mask if q.shape[2] == k.shape[2] else None
     of_q = _share_query_heads(measure(q, query_mask, cu_seqlens), k.shape[1])
-    of_k = measure(k, key_padding_mask, cu_seqlens)
+    of_k = measure(k, key_mask, cu_seqlens)
     mean_q, var_q = _about_scalar_mean(_pool(of_q) if per == "tensor" else of_q, ddof)
     if center_keys:
         var_k = _about_mean_key(of_k)
@@ -145,58 +128,3 @@ def _about_scalar_mean(m: Moments, ddof: int) -> tuple[Tensor, Tensor]:
 def _about_mean_key(m: Moments) -> Tensor:
     count = m.count.clamp_min(1)[:, None, None]
     return (m.squares / count - (m.total / count).square()).mean(dim=-1).clamp_min(0)
-
-
-def _without_padding(x: Tensor, key_mask: Tensor | None) -> Tensor:
-    # where, not a product: padding may hold NaN
-    return x if key_mask is None else torch.where(key_mask[:, None, :, None], x, 0.0)
-
-
-def _counts(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    dtype = accumulation_dtype(x.device)
-    if cu_seqlens is not None:
-        return cu_seqlens.diff().to(dtype)
-    if key_mask is not None:
-        return key_mask.sum(dim=1).to(dtype)
-    return torch.full((x.shape[0],), x.shape[2], dtype=dtype, device=x.device)
-
-
-@torch.library.custom_op("lln::moments", mutates_args=())
-def _moments_op(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return computed_moments(x, key_mask, cu_seqlens)
-
-
-def _moments_in_pieces(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulation_dtype(x.device)
-    batch, heads, length, dim = x.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.numel() - 1
-    segment = None if cu_seqlens is None else segment_of_each_position(cu_seqlens, length)
-    total = x.new_zeros(sequences, heads, dim, dtype=dtype)
-    squares = torch.zeros_like(total)
-    step = max(1, _PIECE_ELEMENTS // max(1, batch * heads * dim))
-    for start in range(0, length, step):
-        mask = None if key_mask is None else key_mask[:, start : start + step]
-        piece = _without_padding(x[:, :, start : start + step].to(dtype), mask)  # (B, H, step, D)
-        if segment is None:
-            total += piece.sum(dim=2)
-            squares += piece.square().sum(dim=2)
-        else:
-            rows = piece[0].transpose(0, 1)  # (step, H, D)
-            total.index_add_(0, segment[start : start + step], rows)
-            squares.index_add_(0, segment[start : start + step], rows.square())
-    return _counts(x, key_mask, cu_seqlens), total, squares
-
-
-@_moments_op.register_fake
-def _fake_moments(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulation_dtype(x.device)
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = (sequences, x.shape[1], x.shape[3])
-    return (
-        x.new_empty(sequences, dtype=dtype),
-        x.new_empty(shape, dtype=dtype),
-        x.new_empty(shape, dtype=dtype),
-    )
-
-
-_moments_op.register_vmap(batching_rule(_moments_op, outputs=3))

@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lln.writing import whole
+
 HEAD_DIMS = (8, 16, 32, 64, 128, 256)
 LENGTHS = (16, 64, 256, 1024, 4096, 16384, 65536)
 LOG2_T = numpy.arange(-14.0, 6.1)  # measured in octaves: the curves are smooth, and a cubic fills in the rest
@@ -234,10 +236,8 @@ def cell_path(folder: Path, head_dim: int, length: int, seeds: int) -> Path:
 
 
 def save_cell(path: Path, curves: Curves) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part.npz")
-    numpy.savez(aside, **{name: getattr(curves, name) for name in Curves.__annotations__})
-    aside.replace(path)
+    with whole(path) as aside, aside.open("wb") as file:
+        numpy.savez(file, **{name: getattr(curves, name) for name in Curves.__annotations__})
 
 
 def load_cell(path: Path) -> Curves:

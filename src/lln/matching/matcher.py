@@ -11,11 +11,12 @@ batch's own mean m and variance v the update keeps the variance about the runnin
     var <- (1 - w) var + w v + w (1 - w) (m - mean)^2,    mean <- (1 - w) mean + w m
 
 w = momentum / (1 - (1 - momentum)^n) at the n-th batch, so the first batch sets the statistics. They are pooled over
-processes where torch.distributed is initialised, and do not change in eval mode.
+processes where torch.distributed is initialised, and do not change in eval mode. A batch with a statistic that is not
+finite (after an overflow in half precision, say) does not enter them.
 
 Gradient checkpointing runs the forward pass a second time inside the backward pass. Then nothing is updated, and the
-statistics of the last forward pass are used again, so gradients are those of the pass that was made. (This holds for
-one forward pass per backward pass; a matcher called several times before it would see the last call's statistics.)
+call is given the statistics that it used the first time, however many calls came after it and whichever is recomputed
+first (`lln.matching.forward_calls`). A call in training mode draws one number from torch's generator on the CPU for that.
 
 Subtracting the mean key mu leaves softmax as it is, but not LLN; it costs nothing as feature bias w = -beta mu.
 """
@@ -23,17 +24,11 @@ Subtracting the mean key mu leaves softmax as it is, but not LLN; it costs nothi
 import torch
 from torch import Tensor, nn
 
-from lln.backends.operator import compute_dtype
-from lln.matching import (
-    DEFAULT_TARGET,
-    TARGETS,
-    degrees_of_freedom,
-    match_moments,
-    match_statistics,
-    shape_for_attention,
-)
-from lln.running_statistics import RunningStatistics
-from lln.statistics import Statistics, statistics_of
+from lln.matching.match import TARGETS, match_moments, sample_factor, shape_for_attention
+from lln.matching.running import RunningStatistics
+from lln.ops.lln.op import compute_dtype
+from lln.ops.moments.formula import DEFAULT_TARGET, degrees_of_freedom, match_statistics
+from lln.ops.moments.statistics import Statistics, moments, statistics_of
 
 MODES = ("sample", "running", "fixed", "learnable")
 
@@ -57,6 +52,8 @@ class MomentMatcher(nn.Module):
 
     alpha: Tensor
     beta: Tensor
+    log_alpha: nn.Parameter
+    log_beta: nn.Parameter
 
     def __init__(
         self,
@@ -85,19 +82,36 @@ class MomentMatcher(nn.Module):
             self.running = RunningStatistics(key_heads, head_dim, momentum, about_mean_key=subtract_mean_key)
         if mode in ("fixed", "learnable"):
             if alpha is None or beta is None:
-                alpha, beta = self._matched_at_unit_temperature()
+                alpha, beta = map(float, self._matched_at_unit_temperature())
             features = head_dim if per_feature else 1
-            given_alpha = _per_head(alpha, num_heads, features, "alpha")
-            given_beta = _per_head(beta, key_heads, features, "beta")
-            if mode == "fixed":
-                self.register_buffer("alpha", given_alpha)
-                self.register_buffer("beta", given_beta)
-            else:
-                self.log_alpha = nn.Parameter(given_alpha.log())
-                self.log_beta = nn.Parameter(given_beta.log())
+            # in the memory of the CPU, so that there is something to start from again wherever the module is made
+            self._start = (
+                _per_head(alpha, num_heads, features, "alpha"),
+                _per_head(beta, key_heads, features, "beta"),
+            )
+            for name, given, start in zip(("alpha", "beta"), (alpha, beta), self._start, strict=True):
+                device = given.device if isinstance(given, Tensor) else torch.get_default_device()
+                own = torch.empty_like(start, device=device)
+                if mode == "fixed":
+                    self.register_buffer(name, own)
+                else:
+                    self.register_parameter(f"log_{name}", nn.Parameter(own))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As it was made: alpha and beta as given, running statistics as before any batch."""
+        if self.mode == "fixed":
+            self.alpha.copy_(self._start[0])
+            self.beta.copy_(self._start[1])
+        elif self.mode == "learnable":
+            self.log_alpha.copy_(self._start[0].log())
+            self.log_beta.copy_(self._start[1].log())
+        if self.running is not None:
+            self.running.reset_parameters()
 
     def forward(
-        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """(alpha, beta, feature_bias or None) for q (B, Hq, Nq, D) and k (B, Hk, Nk, D)."""
         if q.shape[1] != self.num_heads or k.shape[1] != self.num_key_heads or q.shape[3] != self.head_dim:
@@ -105,13 +119,17 @@ class MomentMatcher(nn.Module):
                 f"this MomentMatcher was made for {self.num_heads} query heads, {self.num_key_heads} key heads and "
                 f"head size {self.head_dim}, got q {tuple(q.shape)} and k {tuple(k.shape)}"
             )
-        if self.mode == "sample" and not self.subtract_mean_key:  # nothing but alpha and beta: one step
-            alpha, beta = match_moments(
-                q, k, target=self.target, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens, scale=self.scale
-            )
-            return alpha, beta, None
         dtype = compute_dtype(q.dtype)
-        in_use = self._statistics(q, k, key_padding_mask, cu_seqlens)
+        if self.mode == "sample":
+            alpha, beta = match_moments(
+                q, k, target=self.target, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=self.scale,
+                center_keys=self.subtract_mean_key,
+            )  # fmt: skip
+            if not self.subtract_mean_key:
+                return alpha, beta, None
+            of_k = moments(k, key_mask, cu_seqlens)
+            return alpha, beta, self._bias(beta, of_k.total / of_k.count.clamp_min(1)[:, None, None])
+        in_use = self._statistics(q, k, key_mask, cu_seqlens)
         if self.mode == "fixed":
             alpha, beta = self.alpha[None, :, None].to(dtype), self.beta[None, :, None].to(dtype)
         elif self.mode == "learnable":
@@ -123,29 +141,37 @@ class MomentMatcher(nn.Module):
         if not self.subtract_mean_key:
             return alpha, beta, None
         assert in_use is not None
-        bias = -beta * in_use.mean_key.to(dtype)[:, :, None]  # (S, Hk, 1, D)
-        return alpha, beta, bias.repeat_interleave(self.num_heads // self.num_key_heads, dim=1)
+        return alpha, beta, self._bias(beta, in_use.mean_key)
+
+    def _bias(self, beta: Tensor, mean_key: Tensor) -> Tensor:
+        """The feature bias (S, Hq, 1, D) that subtracts the mean key (S, Hk, D)."""
+        bias = -beta * mean_key.to(beta.dtype)[:, :, None]  # (S, Hk, 1, D)
+        return bias.repeat_interleave(self.num_heads // self.num_key_heads, dim=1)
 
     def _statistics(
-        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor | None
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> Statistics | None:
-        """The statistics to match to, if this mode looks at any; running ones are updated on the way."""
-        if self.mode != "sample" and self.running is None:
+        """The running statistics to match to, if this mode has any; they are updated on the way."""
+        if self.running is None:
             return None
-        if self.running is not None and not self.training:
+        if not self.training:
             return self.running.current(self.length)
         of_batch = statistics_of(
-            q, k, per="tensor" if self.target == "paper" else "head", key_padding_mask=key_padding_mask,
+            q, k, per="tensor" if self.target == "paper" else "head", key_mask=key_mask,
             cu_seqlens=cu_seqlens, center_keys=self.subtract_mean_key, ddof=degrees_of_freedom(self.target),
         )  # fmt: skip
-        if self.running is None:
-            return of_batch
+        if self.mode == "running" and self.target == "entropy":
+            factor = sample_factor(
+                q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=self.scale,
+                center_keys=self.subtract_mean_key, statistics=of_batch,
+            )  # fmt: skip
+            of_batch = of_batch._replace(log_factor=factor)
         return self.running.use_and_update(of_batch, self.length)
 
     def _matched_at_unit_temperature(self) -> tuple[Tensor, Tensor]:
-        one = torch.ones(1, 1, dtype=torch.float64)
+        one = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         unit_t = one * (1.0 if self.scale is None else 1.0 / (self.scale**2 * self.head_dim))
-        keys = torch.full((1,), float(self.length), dtype=torch.float64)
+        keys = torch.full((1,), float(self.length), dtype=torch.float64, device="cpu")
         statistics = Statistics(one, unit_t.sqrt(), one[..., None], unit_t.sqrt(), keys)
         alpha, beta = match_statistics(statistics, self.head_dim, target=self.target, scale=self.scale)
         return alpha[0, 0], beta[0, 0]
@@ -158,7 +184,9 @@ class MomentMatcher(nn.Module):
 
 
 def _per_head(value: float | Tensor, heads: int, features: int, name: str) -> Tensor:
-    value = torch.as_tensor(value, dtype=torch.float32).detach()
+    if isinstance(value, Tensor) and value.is_meta:
+        raise ValueError(f"{name} is on the meta device and has no values: give it as a number or a tensor with values")
+    value = torch.as_tensor(value, dtype=torch.float32, device="cpu").detach()
     if value.dim() == 1:
         value = value[:, None]
     if value.dim() > 2 or not (value.dim() == 0 or (value.shape[0] in (1, heads) and value.shape[1] in (1, features))):

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.ops.masks import first_key, sequence_of_positions
+
 
 class Slots(NamedTuple):
     """Where each position goes: blocks are runs of `block_size` consecutive slots."""
@@ -48,19 +50,34 @@ def block_slots(x: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, b
     """Slots for the positions of x (B, H, N, D): blocks count from the first key that counts, or from a sequence's start."""
     length = x.shape[2]
     if cu_seqlens is not None:
-        return _packed_slots(cu_seqlens, length, block_size)
+        return packed_slots(cu_seqlens, length, block_size)
     position = torch.arange(length, device=x.device).expand(x.shape[0], -1)
     if key_mask is not None:
-        position = position - key_mask.int().argmax(dim=1)[:, None]
+        position = position - first_key(key_mask)
     return Slots.of(position, length, block_size)
 
 
-def _packed_slots(cu_seqlens: Tensor, total: int, block_size: int) -> Slots:
+def packed_slots(cu_seqlens: Tensor, total: int, block_size: int) -> Slots:
     """Each sequence starts a new block; at most one block per sequence is ragged, which bounds the slots."""
     edges = cu_seqlens.to(torch.int64)
-    blocks = (edges.diff() + block_size - 1) // block_size
-    blocks_before = blocks.cumsum(0) - blocks
     position = torch.arange(total, device=edges.device)
-    sequence = torch.bucketize(position, edges[1:], right=True)
-    slot = position - edges[sequence] + blocks_before[sequence] * block_size
+    sequence = sequence_of_positions(edges, total)
+    slot = position - edges[sequence] + _blocks_before(edges, block_size)[sequence] * block_size
     return Slots.of(slot[None], total + (edges.shape[0] - 1) * block_size, block_size)
+
+
+def sequence_of_slots(cu_seqlens: Tensor, slots: int, block_size: int) -> Tensor:
+    """(slots / block_size,): which packed sequence each block of slots belongs to; empty blocks at the end, to the last."""
+    edges = cu_seqlens.to(torch.int64)
+    blocks = torch.arange(slots // block_size, device=edges.device)
+    ends = _blocks_before(edges, block_size) + _blocks(edges, block_size)
+    return torch.bucketize(blocks, ends, right=True).clamp(max=edges.shape[0] - 2)
+
+
+def _blocks(edges: Tensor, block_size: int) -> Tensor:
+    return (edges.diff() + block_size - 1) // block_size
+
+
+def _blocks_before(edges: Tensor, block_size: int) -> Tensor:
+    blocks = _blocks(edges, block_size)
+    return blocks.cumsum(0) - blocks

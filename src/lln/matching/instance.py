@@ -31,7 +31,7 @@ def matched_on_instance(
     start: tuple[Tensor, Tensor],
     target: str,
     scale: float | None,
-    key_padding_mask: Tensor | None,
+    key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     center_keys: bool,
     rows: int = ROWS,
@@ -42,7 +42,7 @@ def matched_on_instance(
     alpha, beta = start
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     factor = torch.ones_like(alpha)
-    for i, (queries, keys) in enumerate(_samples(q.detach(), k.detach(), key_padding_mask, cu_seqlens)):
+    for i, (queries, keys) in enumerate(_samples(q.detach(), k.detach(), key_mask, cu_seqlens)):
         if queries.shape[1] and keys.shape[1] > 1:  # a single key has weight 1, whatever alpha and beta
             measure = _Measure(queries, keys, alpha[i], beta[i], target, scale, center_keys, rows)
             factor[i] = (_root(measure) / 2).exp()

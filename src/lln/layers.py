@@ -1,5 +1,6 @@
 """Layers: LLN attention as close to torch.nn.MultiheadAttention as makes sense, and the encoder layer of Figure 3."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,26 @@ from torch import Tensor, nn
 
 from lln.attention import lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
-from lln.moment_matcher import MomentMatcher
+from lln.matching.matcher import MomentMatcher
 from lln.state import LLNState
+
+
+class _Projection(nn.Linear):
+    """A linear map that starts as those of torch.nn.MultiheadAttention do: Xavier, zero bias."""
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class _OutProjection(nn.Linear):
+    """torch.nn.MultiheadAttention's last map: torch's own start for linear maps, but zero bias."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class LLNAttention(nn.Module):
@@ -23,12 +42,20 @@ class LLNAttention(nn.Module):
         num_key_heads: fewer key and value heads than query heads (grouped queries).
         causal: position i attends to positions up to i; then a state can be carried along.
         matching: how alpha and beta are found, a `MomentMatcher` or its mode: 'sample' (statistics of each sample; not when
-            causal), 'running', 'fixed' or 'learnable'. Default: 'sample', or 'running' when causal.
+            causal), 'running', 'fixed' or 'learnable'. Default: 'sample', or 'running' when causal. In the
+            cross-attention of a causal decoder take 'running', too: 'sample' looks at all queries, the later ones too.
         matching_options: further arguments of `MomentMatcher`, such as target or subtract_mean_key.
 
-    `key_padding_mask` is True where the key counts, everywhere in this package: the opposite of
-    torch.nn.MultiheadAttention's.
+    `key_padding_mask` is torch's: True (or -inf) where a key is padding. (Functions take `key_mask`, True where a key counts.)
+
+    Arguments come in torch.nn.MultiheadAttention's order, so that a layer can be the self_attn or multihead_attn of
+    torch's own transformer layers.
     """
+
+    # What torch.nn.TransformerEncoderLayer looks at before it takes a fused path that computes softmax from the weights
+    # of its attention: there are none of that form here, so it calls the attention.
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
@@ -44,7 +71,7 @@ class LLNAttention(nn.Module):
         causal: bool = False,
         matching: str | MomentMatcher | None = None,
         matching_options: dict[str, Any] | None = None,
-        backend: str | None = None,
+        backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -60,22 +87,30 @@ class LLNAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout, self.batch_first, self.causal, self.backend = dropout, batch_first, causal, backend
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
-        self.k_proj = nn.Linear(kdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
-        self.v_proj = nn.Linear(vdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        self.q_proj = _Projection(embed_dim, embed_dim, bias=bias, **place)
+        self.k_proj = _Projection(kdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
+        self.v_proj = _Projection(vdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
+        self.out_proj = _OutProjection(embed_dim, embed_dim, bias=bias, **place)
         self.matcher = self._matcher(matching, matching_options or {})
         if device is not None:
             self.matcher.to(device)
-        self.reset_parameters()
+        # A second time, for the sake of those who make a model on the meta device and then call the reset_parameters
+        # of each of its modules in turn: they draw twice too, and so get the same weights from the same seed.
+        self._draw_weights()
+
+    def _draw_weights(self) -> None:
+        """The projections as torch.nn.MultiheadAttention starts them: Xavier, zero biases."""
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            projection.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """torch.nn.MultiheadAttention's: Xavier for the projections, zero biases."""
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight)
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        """All as it was made: new weights, and alpha, beta and running statistics as they started."""
+        self._draw_weights()
+        self._reset_without_drawing()
+
+    def _reset_without_drawing(self) -> None:
+        """What is not drawn at random, as it started: alpha, beta and running statistics."""
+        self.matcher.reset_parameters()
 
     def forward(
         self,
@@ -84,6 +119,9 @@ class LLNAttention(nn.Module):
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = False,
+        is_causal: bool = False,
         *,
         cu_seqlens: Tensor | None = None,
         state: LLNState | None = None,
@@ -91,17 +129,29 @@ class LLNAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | LLNState | None]:
         """Output (as query) and, if asked for, the weights (B, H, Nq, Nk) or the state; else None.
 
-        key and value are the query by default (self-attention). need_weights forms the N x N matrix, for inspection.
+        key and value are the query by default (self-attention). Without a batch, query is (Nq, E), key_padding_mask
+        (Nk,), and the weights are (H, Nq, Nk). need_weights forms the N x N matrix, for inspection; it and
+        average_attn_weights (the mean over heads) are False by default, where torch.nn.MultiheadAttention has True.
+        attn_mask is there for torch's layers, which pass a causal mask together with is_causal=True: that is taken by a
+        causal layer, and any other refused. On CPU its values are looked at; elsewhere, and in a compiled graph,
+        is_causal=True is believed.
         """
         if need_weights and return_state:
             raise ValueError("ask for the weights or for the state, not for both")
         key = query if key is None else key
         value = key if value is None else value
+        self._check_shapes(query, key, value)
+        _check_causal(attn_mask, is_causal, self.causal, query.shape[self._length_dim(query)])
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (x.unsqueeze(0 if self.batch_first else 1) for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        key_mask = None if key_padding_mask is None else _counting(key_padding_mask)
         q = self._heads(self.q_proj(query), self.num_heads)
         k = self._heads(self.k_proj(key), self.num_key_heads)
         v = self._heads(self.v_proj(value), self.num_key_heads)
-        alpha, beta, feature_bias = self.matcher(q, k, key_padding_mask, cu_seqlens)
-        common: dict[str, Any] = {"feature_bias": feature_bias, "key_padding_mask": key_padding_mask}
+        alpha, beta, feature_bias = self.matcher(q, k, key_mask, cu_seqlens)
+        common: dict[str, Any] = {"feature_bias": feature_bias, "key_mask": key_mask}
         out = self._attend(
             q, k, v, alpha, beta, is_causal=self.causal, cu_seqlens=cu_seqlens,
             state=state, return_state=return_state, backend=self.backend, **common,
@@ -112,8 +162,24 @@ class LLNAttention(nn.Module):
         if need_weights:
             if cu_seqlens is not None:
                 raise ValueError("the weights of packed sequences are not one matrix: unpack them to look at them")
-            extra = self._weights(q, k, alpha, beta, **common)
-        return self.out_proj(self._merge(out)), extra
+            weights = self._weights(q, k, alpha, beta, **common)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+            extra = weights if batched else weights[0]
+        result = self.out_proj(self._merge(out))
+        return result if batched else result.squeeze(0 if self.batch_first else 1), extra
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        sizes = (self.q_proj.in_features, self.k_proj.in_features, self.v_proj.in_features)
+        for name, x, size in zip(("query", "key", "value"), (query, key, value), sizes, strict=True):
+            if x.dim() not in (2, 3) or x.shape[-1] != size or x.dim() != query.dim():
+                form = "(batch, length, {0})" if self.batch_first else "(length, batch, {0})"
+                raise ValueError(
+                    f"{name} must be {form.format(size)}, or (length, {size}) without a batch, all three alike; "
+                    f"got query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+                )
+
+    def _length_dim(self, x: Tensor) -> int:
+        return 1 if x.dim() == 3 and self.batch_first else 0
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, **options: Any) -> Any:
         result = lln_attention(q, k, v, alpha, beta, **options)
@@ -180,9 +246,20 @@ class LLNDiagAttention(LLNAttention):
         if not 0.0 <= mix <= 1.0 or (learn_mix and mix in (0.0, 1.0)):
             raise ValueError(f"mix must be between 0 and 1 (strictly, to be learned), got {mix}")
         self.block_size = block_size
-        logit = torch.logit(torch.full((num_heads,), mix, dtype=torch.float32, device=options.get("device")))
-        self.mix_logit = nn.Parameter(logit) if learn_mix else None
         self._fixed_mix = mix
+        self.mix_logit: nn.Parameter | None = None
+        if learn_mix:
+            self.mix_logit = nn.Parameter(torch.empty(num_heads, dtype=torch.float32, device=options.get("device")))
+        self._reset_mix()
+
+    def _reset_without_drawing(self) -> None:
+        """What is not drawn at random, as it started: alpha, beta, running statistics and the mix."""
+        super()._reset_without_drawing()
+        self._reset_mix()
+
+    def _reset_mix(self) -> None:
+        if self.mix_logit is not None:
+            nn.init.constant_(self.mix_logit, math.log(self._fixed_mix / (1 - self._fixed_mix)))
 
     @property
     def mix(self) -> Tensor | float:
@@ -191,13 +268,14 @@ class LLNDiagAttention(LLNAttention):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, **options: Any) -> Any:
         return lln_diag_attention(
-            q, k, v, alpha, beta, mix=self.mix, block_size=self.block_size, branch_transform=self._drop, **options
-        )
+            q, k, v, alpha, beta, mix=self.mix, block_size=self.block_size,
+            branch_transform=self._drop if self.dropout > 0 and self.training else None, **options,
+        )  # fmt: skip
 
     def _weights(self, q: Tensor, k: Tensor, alpha: Tensor, beta: Tensor, **options: Any) -> Tensor:
         lln = super()._weights(q, k, alpha, beta, **options)
         diag = block_diagonal_matrix(
-            q, k, block_size=self.block_size, key_padding_mask=options["key_padding_mask"], is_causal=self.causal
+            q, k, block_size=self.block_size, key_mask=options["key_mask"], is_causal=self.causal
         )
         mix = torch.as_tensor(self.mix, dtype=lln.dtype, device=lln.device).reshape(1, -1, 1, 1)
         return torch.lerp(diag, lln, mix)
@@ -210,8 +288,7 @@ class LLNDiagAttention(LLNAttention):
 class LLNEncoderLayer(nn.Module):
     """The transformer layer of Figure 3, a drop-in for torch.nn.TransformerEncoderLayer, also inside nn.TransformerEncoder.
 
-    Because torch's own container calls it, masks follow torch here: `src_key_padding_mask` is True (or -inf) where a
-    position is padding, the opposite of `key_padding_mask` elsewhere in this package.
+    `src_key_padding_mask` is torch's: True (or -inf) where a position is padding.
 
     Args beyond torch.nn.TransformerEncoderLayer's: attention, 'lln_diag' (default) or 'lln'; attention_options, further
     arguments of `LLNDiagAttention` or `LLNAttention`, such as causal, matching, block_size. batch_first is True by default.
@@ -252,6 +329,17 @@ class LLNEncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
         self.activation = activations[activation] if isinstance(activation, str) else activation
+        self._draw_weights()  # a second time, as LLNAttention does and for its reason
+
+    def reset_parameters(self) -> None:
+        """All as it was made: new weights, and alpha, beta, the mix and running statistics as they started."""
+        self._draw_weights()
+        self.self_attn._reset_without_drawing()
+
+    def _draw_weights(self) -> None:
+        self.self_attn._draw_weights()
+        for part in (self.linear1, self.linear2, self.norm1, self.norm2):
+            part.reset_parameters()
 
     def forward(
         self,
@@ -260,6 +348,7 @@ class LLNEncoderLayer(nn.Module):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
+        """src (B, N, E) through attention and feed-forward. Arguments are torch's; a causal layer takes is_causal=True."""
         if is_causal and not self.self_attn.causal:
             raise ValueError("this layer is bidirectional: make it with attention_options={'causal': True}")
         if src_mask is not None and not is_causal:
@@ -267,15 +356,19 @@ class LLNEncoderLayer(nn.Module):
                 "an N x N src_mask cannot be honoured by a linear attention; for causal attention make the layer with "
                 "attention_options={'causal': True} and pass is_causal=True"
             )
-        counts = None if src_key_padding_mask is None else _counting(src_key_padding_mask)
+        masks = {
+            "key_padding_mask": src_key_padding_mask,
+            "attn_mask": src_mask,
+            "is_causal": is_causal,
+        }
         if self.norm_first:
-            x = src + self._attention(self.norm1(src), counts)
+            x = src + self._attention(self.norm1(src), **masks)
             return x + self._feed_forward(self.norm2(x))
-        x = self.norm1(src + self._attention(src, counts))
+        x = self.norm1(src + self._attention(src, **masks))
         return self.norm2(x + self._feed_forward(x))
 
-    def _attention(self, x: Tensor, counts: Tensor | None) -> Tensor:
-        return self.dropout(self.self_attn(x, key_padding_mask=counts)[0])
+    def _attention(self, x: Tensor, **masks: Any) -> Tensor:
+        return self.dropout(self.self_attn(x, **masks)[0])
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -284,3 +377,30 @@ class LLNEncoderLayer(nn.Module):
 def _counting(padding: Tensor) -> Tensor:
     """torch's padding mask, bool or the additive form its containers make of it, as True where the key counts."""
     return ~padding if padding.dtype == torch.bool else padding == 0
+
+
+def _check_causal(attn_mask: Tensor | None, is_causal: bool, layer_is_causal: bool, length: int) -> None:
+    """is_causal must be what the layer was made for, and attn_mask, torch's N x N mask, must say the same."""
+    if is_causal and not layer_is_causal:
+        raise ValueError("is_causal=True, but this layer is bidirectional: make it with causal=True")
+    if attn_mask is None:
+        return
+    if not is_causal:
+        raise ValueError(
+            f"an N x N attn_mask, here {tuple(attn_mask.shape)}, cannot be honoured by a linear attention. For causal "
+            "attention make the layer with causal=True and pass is_causal=True; for padding use key_padding_mask"
+        )
+    if attn_mask.shape[-2:] != (length, length):
+        raise ValueError(f"attn_mask must be ({length}, {length}), as query and key are, got {tuple(attn_mask.shape)}")
+    if attn_mask.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_causal(attn_mask):
+        raise ValueError(
+            "is_causal=True, but attn_mask is not the causal mask (True or -inf above the diagonal, False or 0 elsewhere): "
+            "a linear attention cannot honour any other"
+        )
+
+
+def _is_causal(mask: Tensor) -> bool:
+    length = mask.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    expected = later if mask.dtype == torch.bool else torch.zeros(length, length).masked_fill(later, -torch.inf)
+    return bool((mask == expected).all())

@@ -1,0 +1,71 @@
+"""A warning, once, where matching did not come to softmax's entropy.
+
+It is given on the CPU only, where values can be read without waiting for a device, and outside of compiled graphs and
+function transforms. What method "sample" came to is known from its search. Of the table it is not known, and to find
+out costs as much as a match: so a call is looked at now and then, the first, the second, the fourth, the eighth ...
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+FAR_BITS, FAR_SHARE = 0.5, 0.1  # a difference in entropy is far if it is more than both
+_given: set[str] = set()
+_calls_of_the_table = 0
+
+
+def warn_of_search(entropies: Tensor) -> None:
+    """For the entropies (S, H, 2) in nats that a search on samples came to."""
+    if "sample" in _given or not _can_be_read(entropies):
+        return
+    far = _farthest(entropies)
+    if far is not None:
+        _given.add("sample")
+        warnings.warn(
+            f"matching did not reach softmax's concentration: on a sample of the inputs the mean row entropy of softmax "
+            f"attention is {far[0]:.2f} bits and that of LLN attention {far[1]:.2f} "
+            "(match_moments(..., return_report=True) gives both for every head)",
+            stacklevel=4,
+        )
+
+
+def warn_of_table(alpha: Tensor, measure: Callable[[], Tensor]) -> None:
+    """For alpha and beta of the table; `measure` gives the entropies (S, H, 2), in nats."""
+    global _calls_of_the_table
+    if "table" in _given or not _can_be_read(alpha):
+        return
+    _calls_of_the_table += 1
+    if _calls_of_the_table & (_calls_of_the_table - 1):
+        return
+    far = _farthest(measure())
+    if far is not None:
+        _given.add("table")
+        warnings.warn(
+            f"the calibrated table was made for Gaussian queries and keys, and these are not: the mean row entropy of "
+            f"softmax attention is {far[0]:.2f} bits and that of LLN attention {far[1]:.2f}; method='sample' matches "
+            "inputs of any distribution",
+            stacklevel=4,
+        )
+
+
+def _can_be_read(x: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu" and not _is_transformed(x)
+
+
+def _is_transformed(x: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def _farthest(entropies: Tensor) -> tuple[float, float] | None:
+    """Softmax's and LLN's entropy in bits where they differ most, if that is far."""
+    if entropies.numel() == 0:
+        return None
+    softmax, lln = (entropies / math.log(2)).unbind(-1)
+    excess = (lln - softmax).abs() - (FAR_SHARE * softmax).clamp_min(FAR_BITS)
+    worst = int(torch.where(excess.isnan(), -1.0, excess).argmax())
+    if not float(excess.flatten()[worst]) > 0:
+        return None
+    return float(softmax.flatten()[worst]), float(lln.flatten()[worst])

@@ -1,0 +1,1 @@
+"""Time and peak memory of a call, side by side with others."""

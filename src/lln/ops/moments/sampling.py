@@ -1,0 +1,271 @@
+"""A small sample of queries and keys on which the concentration of an attention can be measured.
+
+    keys     `even` of them at the middles of as many equal stretches of the tokens that count, in their order;
+             and the `top` to which LLN attention, and the `top` to which softmax attention may be drawn most:
+                 m_j = max_l k_jl,    u_j = scale q-.k_j + scale^2/2 sum_l var(q_l) (k_jl - k-_l)^2
+             u being the log of the sum of column j of softmax attention, were the queries Gaussian
+    queries  `rows` of them: evenly by position, or evenly by rank of r_i = sum_l var(k_l) q_il^2, which says
+             how widely the logits of a row are spread, and so much of how rows differ
+    own      each drawn query's own key: where q = k one key of thousands holds half of a row
+
+A top key and a query's own key stand for themselves, an evenly drawn one for as many as there are of its kind,
+(N - tops) / even. With these weights the entropy of a row over all N keys is estimated from the sample. If no more than
+`even` keys count, all of them are taken, each for itself.
+
+Nothing is read back from the device: every sample has the same number of places, and those without a token have
+weight 0. Which tokens are drawn depends on the tokens that count alone, not on padding or batch mates.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lln.ops.lln.op import accumulation_dtype
+from lln.ops.masks import sequence_of_positions
+
+_SMALLEST_VARIANCE = 1e-30
+
+
+class Size(NamedTuple):
+    """How many rows, evenly drawn keys and top keys (of each kind) a sample has."""
+
+    rows: int
+    most_rows: int  # rows grow with the number of keys N, as N / 16, up to this
+    even: int
+    top: int
+    by_rank: bool  # rows evenly by rank of r, else by position
+
+    def rows_of(self, keys: Tensor) -> Tensor:
+        return (keys // 16).clamp(self.rows, self.most_rows)
+
+
+# as in csrc/sample.h
+SMALL = Size(24, 24, 96, 24, by_rank=False)
+LARGE = Size(128, 512, 384, 64, by_rank=True)
+LONG = Size(32, 128, 8192, 64, by_rank=True)  # every fourth row of the large sample, over many more keys
+SPREAD = Size(48, 48, 96, 0, by_rank=False)  # what means and variances are taken over
+
+
+class Rows(NamedTuple):
+    """Which queries a sample has: of S sequences and H key heads, R of them."""
+
+    group: Tensor  # (S, H, R): which of the query heads that share the key head
+    position: Tensor  # (S, H, R)
+    counts: Tensor  # (S, R) bool: which places are taken
+
+    def every(self, nth: int) -> "Rows":
+        """Every nth row, beginning in the middle of the first n."""
+        return Rows(*(x[..., nth // 2 :: nth] for x in self))
+
+
+class Sample(NamedTuple):
+    """Queries and keys of S sequences and H key heads, in float64 where the device has it."""
+
+    q: Tensor  # (S, H, R, D)
+    k: Tensor  # (S, H, M, D), M = even + 2 top
+    own: Tensor  # (S, H, R, D): the own key of each query
+    weight: Tensor  # (S, H, R, M + 1): for how many keys a key stands in a row, the own key last
+    row_counts: Tensor  # (S, R) bool
+    keys: Tensor  # (S,): how many keys there are
+
+
+class Tokens(NamedTuple):
+    """Which positions of x (B, H, N, D) count, for each of S sequences."""
+
+    batch: Tensor  # (S,) where along B a sequence is
+    start: Tensor  # (S,) its first position
+    count: Tensor  # type: ignore[assignment]  # (S,)
+    mask: Tensor | None  # (B, N)
+    segment: Tensor | None  # (N,) which packed sequence a position is in
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> "Tokens":
+        batch = torch.arange(x.shape[0], device=x.device)
+        if cu_seqlens is not None:
+            edges = cu_seqlens.to(x.device, torch.int64)
+            segment = sequence_of_positions(edges, x.shape[2])
+            return cls(torch.zeros_like(edges[1:]), edges[:-1], edges.diff(), None, segment)
+        count = torch.full_like(batch, x.shape[2]) if mask is None else mask.sum(dim=1)
+        return cls(batch, torch.zeros_like(batch), count, mask, None)
+
+    def positions(self, places: int, taken: Tensor) -> Tensor:
+        """(S, places): the middles of `taken` (S,) equal stretches of the tokens that count."""
+        ranks = _middles(places, taken, self.count)
+        if self.mask is None:
+            return self.start[:, None] + ranks
+        return torch.argsort(~self.mask, dim=1, stable=True).gather(1, ranks)
+
+    def largest(self, score: Tensor, top: int) -> Tensor:
+        """(B, H, N) -> positions (S, H, top) of the largest scores, largest first; of equal ones, the earlier."""
+        ranks = torch.arange(top, device=score.device).minimum((self.count[:, None] - 1).clamp_min(0))
+        return self._ranked(score, ranks, self.mask, self.segment)
+
+    def spaced(self, score: Tensor, places: int, taken: Tensor) -> Tensor:
+        """(B, H, G, N) -> places (S, H, places) in G x N, at the middles of equal stretches of falling scores."""
+        groups = score.shape[2]
+        mask = None if self.mask is None else self.mask.repeat(1, groups)
+        segment = None if self.segment is None else self.segment.repeat(groups)
+        ranked = self._replace_start(groups)
+        return ranked._ranked(score.flatten(2), _middles(places, taken, self.count * groups), mask, segment)
+
+    def _replace_start(self, groups: int) -> "Tokens":
+        return self._replace(start=self.start * groups)
+
+    def _ranked(self, score: Tensor, ranks: Tensor, mask: Tensor | None, segment: Tensor | None) -> Tensor:
+        if mask is not None:
+            score = torch.where(mask[:, None], score, -torch.inf)
+        score = torch.where(score.isnan(), -torch.inf, score)
+        if mask is not None:  # what does not count comes after what does, whatever its score
+            by_score = torch.argsort(score, dim=-1, descending=True, stable=True)
+            order = by_score.gather(
+                -1, torch.argsort(~mask[:, None].expand_as(score).gather(-1, by_score), stable=True)
+            )
+        else:
+            order = torch.argsort(score, dim=-1, descending=True, stable=True)
+        if segment is not None:  # one sequence after the other
+            order = order.gather(-1, torch.argsort(segment[order], dim=-1, stable=True))
+        heads = torch.arange(score.shape[1], device=score.device)[None, :, None]
+        at = (self.start[:, None] + ranks).clamp(max=score.shape[-1] - 1)
+        return order[self.batch[:, None, None], heads, at[:, None]]
+
+
+def _middles(places: int, taken: Tensor, count: Tensor) -> Tensor:
+    """Ranks (S, places): the middles of taken (S,) equal stretches of count (S,); places beyond repeat the last."""
+    place = torch.arange(places, device=count.device).minimum((taken[:, None] - 1).clamp_min(0))
+    return (2 * place + 1) * count[:, None] // (2 * taken[:, None]).clamp_min(1)
+
+
+class Spread(NamedTuple):
+    """Mean and variance of each feature over some queries and keys, (S, H, D) each."""
+
+    mean_q: Tensor
+    var_q: Tensor
+    mean_k: Tensor
+    var_k: Tensor
+
+    def overall(self, center_keys: bool) -> tuple[Tensor, Tensor]:
+        """The variances of q and k that eq. 10 asks for, (S, H): that of k about the mean key where keys are centred."""
+        of_q = self.var_q + (self.mean_q - self.mean_q.mean(dim=-1, keepdim=True)).square()
+        of_k = self.var_k
+        if not center_keys:
+            of_k = of_k + (self.mean_k - self.mean_k.mean(dim=-1, keepdim=True)).square()
+        return of_q.mean(dim=-1), of_k.mean(dim=-1)
+
+
+class Sampler:
+    """Draws samples of q (B, Hq, Nq, D) and k (B, Hk, Nk, D); a key head's queries are those of all its query heads."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float, center_keys: bool
+    ) -> None:
+        self.same_tokens = q.shape[2] == k.shape[2]
+        self.q, self.k = q.unflatten(1, (k.shape[1], -1)), k  # q: (B, Hk, groups, Nq, D)
+        self.groups = self.q.shape[2]
+        self.queries = Tokens.of(q, key_mask if self.same_tokens else None, cu_seqlens)
+        self.keys = Tokens.of(k, key_mask, cu_seqlens)
+        self.heads = torch.arange(k.shape[1], device=k.device)[None, :, None]
+        self.scale, self.center_keys = scale, center_keys
+        self.spread = self._spread()
+        self.largest = self._largest()
+
+    def rows(self, size: Size) -> Rows:
+        longest = torch.tensor(self.k.shape[2])
+        row = torch.arange(int(size.rows_of(longest)), device=self.k.device)
+        taken = torch.minimum(self.queries.count * self.groups, size.rows_of(self.keys.count))
+        if size.by_rank:
+            score = self._logit_spread()  # (B, H, G, N)
+            found = self.queries.spaced(score, len(row), taken)
+            group, position = found // score.shape[-1], found % score.shape[-1]
+        else:
+            position = self.queries.positions(len(row), taken)[:, None].expand(-1, self.k.shape[1], -1)
+            group = (row * ((self.groups - 1) // len(row) + 1) % self.groups).expand_as(position)
+        return Rows(group, position, row < taken[:, None])
+
+    def draw(self, rows: Rows, size: Size) -> Sample:
+        """These rows, with as many keys as the size says."""
+        even, drawn = self._even(size)
+        some = (self.keys.count > size.even)[:, None, None]  # else the even keys are all there are
+        by_feature, by_softmax = (x[:, :, : size.top] for x in self.largest)  # (S, H, top) positions
+        tops = torch.cat([by_feature, by_softmax], dim=-1)
+        first = torch.cat([torch.ones_like(by_feature).bool(), ~_within(by_softmax, by_feature)], dim=-1)
+        weight_top = (some & first).to(self.spread.mean_q.dtype)
+        even = even[:, None].expand(-1, self.k.shape[1], -1)  # (S, H, even)
+        stands = drawn[:, None] & ~(some & _within(even, tops))
+        others = self.keys.count[:, None] - weight_top.sum(dim=-1)
+        weight_even = stands * (others / stands.sum(dim=-1).clamp_min(1))[..., None]
+        places = torch.cat([even, tops], dim=-1)
+        weight = torch.cat([weight_even, weight_top], dim=-1)[:, :, None].expand(-1, -1, rows.position.shape[-1], -1)
+        own = self._take_keys(rows.position if self.same_tokens else torch.zeros_like(rows.position))
+        if self.same_tokens:
+            weight = torch.where(places[:, :, None] == rows.position[..., None], 0.0, weight)
+        weight_own = torch.full_like(weight[..., :1], float(self.same_tokens))
+        weight = torch.cat([weight, weight_own], dim=-1)
+        return Sample(self._take_queries(rows), self._take_keys(places), own, weight, rows.counts, self.keys.count)
+
+    def _even(self, size: Size) -> tuple[Tensor, Tensor]:
+        """Positions (S, even) of the evenly drawn keys, and which of these places are taken."""
+        taken = self.keys.count.clamp(max=size.even)
+        places = min(size.even, self.k.shape[2])
+        place = torch.arange(places, device=self.k.device)
+        return self.keys.positions(places, taken), place < taken[:, None]
+
+    def _logit_spread(self) -> Tensor:
+        """r (B, H, G, N), in units in which nothing overflows, and rounded, so that who summed it makes no difference."""
+        of_k, of_q = self.spread.var_k, self.spread.overall(True)[0][..., None]
+        of_k = of_k / of_k.amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_VARIANCE)
+        unit = of_q.clamp_min(_SMALLEST_VARIANCE).rsqrt()
+        of_k, unit = (_of_each_token(x, self.queries)[:, :, None] for x in (of_k, unit))
+        return ((self.q.to(unit.dtype) * unit).square() * of_k).sum(dim=-1).float()
+
+    def _take_queries(self, rows: Rows) -> Tensor:
+        """(S, H, R, D)."""
+        return self._clean(self.q[self.queries.batch[:, None, None], self.heads, *rows[:2]], rows.counts)
+
+    def _take_keys(self, positions: Tensor) -> Tensor:
+        """(S, H, n) positions -> (S, H, n, D), the mean key subtracted where keys are centred."""
+        keys = self.k[self.keys.batch[:, None, None], self.heads, positions]
+        keys = self._clean(keys, self.keys.count[:, None] > 0)
+        return keys - self.spread.mean_k[:, :, None] if self.center_keys else keys
+
+    def _clean(self, x: Tensor, counts: Tensor) -> Tensor:
+        # where nothing counts, what was taken may be padding, which may hold anything
+        return torch.where(counts[:, None, :, None], x, 0.0).to(accumulation_dtype(x.device))
+
+    def _spread(self) -> Spread:
+        rows = self.rows(SPREAD)
+        even, drawn = self._even(SPREAD)
+        keys = self._clean(self.k[self.keys.batch[:, None, None], self.heads, even[:, None]], drawn)
+        return Spread(*_mean_and_variance(self._take_queries(rows), rows.counts), *_mean_and_variance(keys, drawn))
+
+    def _largest(self) -> tuple[Tensor, Tensor]:
+        """Positions (S, H, top) of the keys with the largest m and u, largest first."""
+        x, unit = self.spread, self.spread.overall(True)[1].clamp_min(_SMALLEST_VARIANCE).sqrt()[..., None]
+        linear, square = self.scale * x.mean_q * unit, 0.5 * self.scale**2 * x.var_q * unit.square()
+        largest = torch.maximum(linear.abs(), square).amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_VARIANCE)
+        # only the order of u counts, so it is measured in units in which nothing overflows
+        mean, per_unit, linear, square = (
+            _of_each_token(t, self.keys) for t in (x.mean_k, 1 / unit, linear / largest, square / largest)
+        )
+        y = (self.k.to(mean.dtype) - mean) * per_unit
+        u = (y * (linear + square * y)).sum(dim=-1)
+        m = (y if self.center_keys else self.k.to(mean.dtype)).amax(dim=-1)
+        return self.keys.largest(m, LARGE.top), self.keys.largest(u, LARGE.top)
+
+
+def _of_each_token(x: Tensor, tokens: Tokens) -> Tensor:
+    """(S, H, D) -> what broadcasts to (B, H, N, D)."""
+    return x[:, :, None] if tokens.segment is None else x[tokens.segment].transpose(0, 1)[None]
+
+
+def _within(positions: Tensor, among: Tensor) -> Tensor:
+    """Which of positions (S, H, n) are among (S, H, m)."""
+    return (positions[..., :, None] == among[..., None, :]).any(dim=-1)
+
+
+def _mean_and_variance(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each feature of x (S, H, n, D) over the places that count (S, n)."""
+    number = counts.sum(dim=1).clamp_min(1)[:, None, None]
+    counts = counts[:, None, :, None]
+    mean = torch.where(counts, x, 0.0).sum(dim=2) / number
+    return mean, torch.where(counts, (x - mean[:, :, None]).square(), 0.0).sum(dim=2) / number

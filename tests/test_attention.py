@@ -5,12 +5,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lln import backends, block_diagonal_attention, lln_attention, lln_diag_attention, match_moments
-from lln.backends import oracle
+from lln import block_diagonal_attention, lln_attention, lln_diag_attention, match_moments
 from lln.dense import lln_matrix
+from lln.ops.lln import Operands, attention, oracle
+from tests.ops.subjects import every_backend_name as every_backend
 
-BACKENDS = [name for name in backends.AUTOMATIC if backends.unavailable(name) is None]
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
 either_direction = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
@@ -53,8 +52,8 @@ def test_matching_ignores_padding_and_batch_mates() -> None:
     for x in changed:
         x[0, :, 50:] *= 100
         x[1] *= 3
-    before = lln_attention(q, k, v, key_padding_mask=mask)[0, :, :50]
-    after = lln_attention(*changed, v, key_padding_mask=mask)[0, :, :50]
+    before = lln_attention(q, k, v, key_mask=mask)[0, :, :50]
+    after = lln_attention(*changed, v, key_mask=mask)[0, :, :50]
     torch.testing.assert_close(before, after, atol=4e-7, rtol=0)
 
 
@@ -98,6 +97,11 @@ def test_lln_diag_is_the_average_of_its_branches(causal: bool) -> None:
     mixed = lln_diag_attention(q, k, v, 2.0, 2.0, block_size=16, is_causal=causal, mix=mix)
     weight = mix[:, None, None]
     torch.testing.assert_close(mixed, weight * lln + (1 - weight) * diag)
+    by_row = torch.rand(1, 4, q.shape[2])
+    mixed = lln_diag_attention(q, k, v, 2.0, 2.0, block_size=16, is_causal=causal, mix=by_row)
+    torch.testing.assert_close(mixed, by_row[..., None] * lln + (1 - by_row[..., None]) * diag)
+    with pytest.raises(ValueError, match="broadcast to"):
+        lln_diag_attention(q, k, v, 2.0, 2.0, mix=by_row[:, :3])
 
 
 def test_the_mixing_weight_gets_a_gradient() -> None:
@@ -149,7 +153,7 @@ def test_float16_with_a_gradient_scaler_trains() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def operands(causal: bool, dtype: torch.dtype, masked: bool, packed: bool, started: bool = False) -> tuple:
+def operands(causal: bool, dtype: torch.dtype, masked: bool, packed: bool, started: bool = False) -> Operands:
     q, k, v = qkv(batch=1 if packed else 2, length=7, dim=4, dtype=dtype)
     sequences = 2  # two samples, or two packed sequences
     alpha, beta = torch.rand(sequences, 4, 4, dtype=dtype) + 1, torch.rand(sequences, 2, 4, dtype=dtype) + 1
@@ -163,7 +167,7 @@ def operands(causal: bool, dtype: torch.dtype, masked: bool, packed: bool, start
         torch.randn(2, 2, 4, 4, dtype=dtype),
         torch.rand(2, 2, 4, dtype=dtype) + 1,
     )
-    return q, k, v, alpha, beta, bias, mask, edges, *(start if started else (None,) * 3), causal
+    return Operands(q, k, v, alpha, beta, bias, mask, edges, *(start if started else (None,) * 3), causal)
 
 
 OPERATOR_USES = {
@@ -172,29 +176,37 @@ OPERATOR_USES = {
     "bidirectional packed": {"causal": False, "masked": False, "packed": True},
     "causal": {"causal": True, "masked": False, "packed": False},
     "causal from a state": {"causal": True, "masked": True, "packed": False, "started": True},
+    "bidirectional with a state": {"causal": False, "masked": True, "packed": False, "started": True},
+    "packed with states": {"causal": False, "masked": False, "packed": True, "started": True},
+    "causal packed with states": {"causal": True, "masked": False, "packed": True, "started": True},
     "causal packed": {"causal": True, "masked": False, "packed": True},
 }
 
 
 def dtype_for(backend: str) -> torch.dtype:
-    double = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-    return torch.float64 if backends.refusal(backend, double, double, double) is None else torch.float32
+    return torch.float32 if backend == "native" else torch.float64
 
 
 @every_backend
 @pytest.mark.parametrize("use", OPERATOR_USES)
 def test_opcheck(backend: str, use: str) -> None:
-    arguments = operands(dtype=dtype_for(backend), **OPERATOR_USES[use])
-    forward = getattr(torch.ops.lln, f"{backend}_forward").default
-    torch.library.opcheck(forward, arguments)
+    x = operands(dtype=dtype_for(backend), **OPERATOR_USES[use])
+    torch.library.opcheck(torch.ops.lln.attention.default, (*x, backend))
 
 
 @pytest.mark.parametrize("use", OPERATOR_USES)
 def test_gradcheck_in_float64(use: str) -> None:
-    arguments = operands(dtype=torch.float64, **OPERATOR_USES[use])
-    leaves, rest = arguments[:6], arguments[6:]
-    forward = torch.ops.lln.chunked_forward
-    assert torch.autograd.gradcheck(lambda *xs: forward(*xs, *rest)[0], leaves, fast_mode=True)
+    x = operands(dtype=torch.float64, **OPERATOR_USES[use])
+    names = [n for n in attention.differentiable if getattr(x, n) is not None]
+    leaves = [getattr(x, n).detach().requires_grad_() for n in names]
+
+    def results(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The output, and what the final state stands for, whatever its maximum."""
+        found = attention(x._replace(**dict(zip(names, tensors, strict=True))))
+        top = found.maximum.exp()
+        return found.out, found.summed * top[..., None], found.normaliser * top
+
+    assert torch.autograd.gradcheck(results, leaves, fast_mode=True)
 
 
 @every_backend
@@ -205,7 +217,7 @@ def test_compile_without_graph_breaks(backend: str, causal: bool, function) -> N
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         scales = (2.0, 2.0) if causal else (None, None)
-        return function(q, k, v, *scales, key_padding_mask=mask, is_causal=causal, backend=backend)
+        return function(q, k, v, *scales, key_mask=mask, is_causal=causal, backend=backend)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for length in (40, 50, 70):
@@ -273,7 +285,7 @@ def test_vmap_folds_into_the_batch(backend: str, causal: bool) -> None:
     stacked = [x.unflatten(0, (3, 2)) for x in (q, k, v, mask)]
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        return lln_attention(q, k, v, 2.0, 1.5, key_padding_mask=mask, is_causal=causal, backend=backend)
+        return lln_attention(q, k, v, 2.0, 1.5, key_mask=mask, is_causal=causal, backend=backend)
 
     torch.testing.assert_close(torch.vmap(call)(*stacked).flatten(0, 1), call(q, k, v, mask), atol=0, rtol=0)
 
@@ -301,7 +313,7 @@ def test_the_oracle_as_a_backend() -> None:
     q, k, v = qkv()
     scales = torch.full((2, 4, 16), 2.0), torch.full((2, 2, 16), 1.5)
     torch.testing.assert_close(
-        lln_attention(q, k, v, 2.0, 1.5, backend="oracle"), oracle.attention(q, k, v, *scales)[0].float()
+        lln_attention(q, k, v, 2.0, 1.5, backend="oracle"), oracle.forward(Operands(q, k, v, *scales)).out
     )
 
 
@@ -316,6 +328,6 @@ def test_lln_diag_is_the_same_with_and_without_padding(causal: bool, side: str) 
     real = slice(37, 137) if side == "left" else slice(0, 100)
     mask = torch.zeros(2, 137, dtype=torch.bool)
     mask[:, real] = True
-    out = lln_diag_attention(*padded, 2.0, 1.5, key_padding_mask=mask, is_causal=causal)[:, :, real]
+    out = lln_diag_attention(*padded, 2.0, 1.5, key_mask=mask, is_causal=causal)[:, :, real]
     alone = lln_diag_attention(q, k, v, 2.0, 1.5, is_causal=causal)
     torch.testing.assert_close(out, alone, atol=4 * torch.finfo(torch.float32).eps * float(v.abs().max()), rtol=0)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from lln import block_diagonal_attention
 from lln.dense import block_diagonal_matrix
-from tests.cases import boundaries, key_mask, lay_out
+from tests.ops.cases import boundaries, key_mask, lay_out
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
     matrix = block_diagonal_matrix(q.double(), k.double(), **options)
-    mask = options.get("key_padding_mask")
+    mask = options.get("key_mask")
     v = v.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return matrix @ (v if mask is None else torch.where(mask[:, None, :, None], v, 0.0))
 
@@ -40,7 +40,7 @@ def test_blocks_agree_with_the_dense_matrix(length, block_size, dims, groups, ca
     if mask == "packed":
         options["cu_seqlens"] = boundaries(length, generator)
     else:
-        options["key_padding_mask"] = key_mask(mask, batch, length, generator)
+        options["key_mask"] = key_mask(mask, batch, length, generator)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     out, true = block_diagonal_attention(*leaves, **options), dense(*leaves, **options)
     torch.testing.assert_close(out, true, atol=1e-12, rtol=1e-10)
@@ -63,7 +63,7 @@ def test_left_padding_changes_nothing() -> None:
     q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
     padded = [torch.cat([torch.full((1, 2, 13, 8), torch.nan), x], dim=2) for x in (k, v)]
     mask = torch.arange(113)[None] >= 13
-    out = block_diagonal_attention(torch.cat([torch.zeros(1, 2, 13, 8), q], dim=2), *padded, key_padding_mask=mask)
+    out = block_diagonal_attention(torch.cat([torch.zeros(1, 2, 13, 8), q], dim=2), *padded, key_mask=mask)
     torch.testing.assert_close(out[:, :, 13:], block_diagonal_attention(q, k, v))
     assert (out[:, :, :13] == 0).all()
 
@@ -81,13 +81,13 @@ def test_the_operator_used_in_graphs_agrees_with_autograd(mask: str, causal: boo
     generator = torch.Generator().manual_seed(0)
     batch = 1 if mask == "packed" else 2
     q, k, v = (torch.randn(batch, heads, 90, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
-    key_padding_mask = None if mask == "packed" else key_mask(mask, batch, 90, generator)
+    counts = None if mask == "packed" else key_mask(mask, batch, 90, generator)
     edges = boundaries(90, generator) if mask == "packed" else None
-    arguments = (q, k, v, key_padding_mask, edges, 16, 0.3, causal)
-    torch.library.opcheck(torch.ops.lln.block_diagonal.default, arguments)
-    out = torch.ops.lln.block_diagonal(*arguments)
+    arguments = (q, k, v, counts, edges, 16, 0.3, causal, "chunked")
+    torch.library.opcheck(torch.ops.lln.blocks.default, arguments)
+    out = torch.ops.lln.blocks(*arguments)
     eager = block_diagonal_attention(
-        q, k, v, block_size=16, scale=0.3, key_padding_mask=key_padding_mask, cu_seqlens=edges, is_causal=causal
+        q, k, v, block_size=16, scale=0.3, key_mask=counts, cu_seqlens=edges, is_causal=causal
     )
     torch.testing.assert_close(out, eager)
     upstream = torch.randn_like(out)
@@ -107,7 +107,7 @@ def test_single_precision_agrees_with_double_in_outputs_and_gradients(mask: str,
     if mask == "packed":
         options["cu_seqlens"] = boundaries(90, generator).int()
     else:
-        options["key_padding_mask"] = key_mask(mask, batch, 90, generator)
+        options["key_mask"] = key_mask(mask, batch, 90, generator)
     upstream = torch.randn(batch, 4, 90, 8, generator=generator)
     results = []
     for dtype in (torch.float32, torch.float64):
@@ -132,7 +132,7 @@ def test_functional_gradients_are_those_of_autograd() -> None:
 
 def test_double_backward_is_refused_in_words() -> None:
     q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
-    out = torch.ops.lln.block_diagonal(q, k, v, None, None, 8, 0.3, False)
+    out = torch.ops.lln.blocks(q, k, v, None, None, 8, 0.3, False, "auto")
     (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no double backward"):
         dq.sum().backward()

@@ -10,9 +10,9 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from lln import calibration
-from lln.cli.calibrate import calibrate
-from lln.tables import load
+from lln.matching import calibration
+from lln.ops.moments.table import load
+from lln_cli.calibrate import calibrate
 
 
 def test_curves_are_those_of_the_matrices_themselves() -> None:

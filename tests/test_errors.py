@@ -10,7 +10,9 @@ from lln import (
     block_diagonal_attention,
     lln_attention,
     lln_diag_attention,
+    match_moments,
 )
+from lln.ops.checks import check_boundaries, check_shapes_of_packed
 
 q, k, v = torch.randn(2, 4, 10, 8), torch.randn(2, 2, 10, 8), torch.randn(2, 2, 10, 8)
 functions = pytest.mark.parametrize("function", [lln_attention, lln_diag_attention, block_diagonal_attention])
@@ -52,7 +54,7 @@ def test_wrong_tensors(function, bad, error, message) -> None:
 )
 def test_wrong_masks(function, mask, error, message) -> None:
     with pytest.raises(error, match=message):
-        function(q, k, v, key_padding_mask=mask)
+        function(q, k, v, key_mask=mask)
 
 
 @functions
@@ -72,22 +74,79 @@ def test_boundaries_that_do_not_add_up(function, edges, message) -> None:
         function(q[:1], k[:1], v[:1], cu_seqlens=edges)
 
 
+FAR_BOUNDARIES = [[0, 10**9], [0, 100], [0, 10**15, 10], [-(10**9), 10], [0, 11], [0, -5, 10]]
+
+
+@pytest.mark.parametrize("edges", FAR_BOUNDARIES, ids=str)
+@pytest.mark.parametrize("layer", [LLNAttention, LLNDiagAttention])
+def test_layers_refuse_boundaries_outside_of_their_input(layer, edges) -> None:
+    for options in ({}, {"causal": True}, {"matching": "running"}):
+        with pytest.raises(ValueError, match="rise from 0 to the total length 10"):
+            layer(8, 2, **options)(torch.randn(1, 10, 8), cu_seqlens=torch.tensor(edges))
+
+
+@pytest.mark.parametrize("edges", FAR_BOUNDARIES, ids=str)
+def test_matching_refuses_boundaries_outside_of_its_input(edges) -> None:
+    x = torch.randn(1, 2, 10, 8)
+    with pytest.raises(ValueError, match="rise from 0 to the total length 10"):
+        match_moments(x, x, cu_seqlens=torch.tensor(edges))
+
+
+@functions
+@pytest.mark.parametrize("edges", FAR_BOUNDARIES, ids=str)
+def test_compiled_graphs_refuse_boundaries_outside_of_their_input(function, edges) -> None:
+    def attend(q, k, v, edges):
+        scales = {} if function is block_diagonal_attention else {"alpha": 2.0, "beta": 2.0}
+        return function(q, k, v, cu_seqlens=edges, **scales)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    with pytest.raises(ValueError, match="rise from 0 to the total length 10"):
+        compiled(q[:1], k[:1], v[:1], torch.tensor(edges))
+
+
+def test_compiled_gradients_are_refused_with_their_forward() -> None:
+    leaves = [x[:1].clone().requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(lambda *x: lln_diag_attention(*x[:3], 2.0, 2.0, cu_seqlens=x[3]), backend="aot_eager")
+    compiled(*leaves, torch.tensor([0, 4, 10])).sum().backward()
+    with pytest.raises(ValueError, match="rise from 0 to the total length 10"):
+        compiled(*leaves, torch.tensor([0, 40, 10]))
+
+
+def test_checks_of_shapes_read_no_value_and_boundaries_are_a_check_of_their_own() -> None:
+    packed = torch.randn(1, 2, 10, 8, device="meta")
+    check_shapes_of_packed(packed, packed, torch.zeros(3, dtype=torch.int64, device="meta"))
+    check_boundaries(torch.zeros(3, dtype=torch.int64, device="meta"), 10)  # values that cannot be read are not
+    check_boundaries(None, 10)
+    check_boundaries(torch.tensor([0, 3, 3, 10], dtype=torch.int32), 10)
+    with pytest.raises(ValueError, match=r"total length 10, got \[0, 3\]"):
+        check_boundaries(torch.tensor([0, 3]), 10)
+    with pytest.raises(ValueError, match=r"got \[0, 1, 2, 3, 4, 5, 6, 7, ..., 999\]"):
+        check_boundaries(torch.arange(1000), 10)
+
+
 @functions
 def test_packed_sequences_need_a_batch_of_one_and_no_padding(function) -> None:
     edges = torch.tensor([0, 10])
     with pytest.raises(ValueError, match=r"shape \(1, heads, total length, head size\)"):
         function(q, k, v, cu_seqlens=edges)
-    with pytest.raises(ValueError, match="cu_seqlens or key_padding_mask, not both"):
-        function(q[:1], k[:1], v[:1], cu_seqlens=edges, key_padding_mask=torch.ones(1, 10, dtype=torch.bool))
+    with pytest.raises(ValueError, match="cu_seqlens or key_mask, not both"):
+        function(q[:1], k[:1], v[:1], cu_seqlens=edges, key_mask=torch.ones(1, 10, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("function", [lln_attention, lln_diag_attention])
 def test_causal_attention_without_scales_names_the_matcher(function) -> None:
     with pytest.raises(ValueError, match="causal attention needs alpha and beta.*MomentMatcher"):
         function(q, k, v, is_causal=True)
-    _, state = function(q, k, v, 2.0, 2.0, is_causal=True, return_state=True)
-    with pytest.raises(ValueError, match="MomentMatcher"):
-        function(q, k, v, is_causal=True, state=state)
+
+
+@pytest.mark.parametrize("function", [lln_attention, lln_diag_attention])
+def test_a_state_knows_its_scales(function) -> None:
+    _, state = function(q, k, v, 2.0, 1.5, is_causal=True, return_state=True)
+    given, own = (
+        function(q, k, v, 2.0, 1.5, is_causal=True, state=state),
+        function(q, k, v, is_causal=True, state=state),
+    )
+    assert torch.equal(given, own)
 
 
 def test_causal_attention_needs_as_many_queries_as_keys() -> None:
@@ -97,15 +156,13 @@ def test_causal_attention_needs_as_many_queries_as_keys() -> None:
         block_diagonal_attention(q[:, :, :1], k, v)
 
 
-def test_a_state_needs_causal_attention_without_packing() -> None:
+def test_a_state_of_blocks_needs_causal_attention_and_none_goes_with_packing() -> None:
     with pytest.raises(ValueError, match="state and return_state need is_causal=True"):
-        lln_attention(q, k, v, 2.0, 2.0, return_state=True)
+        lln_diag_attention(q, k, v, 2.0, 2.0, return_state=True)
     with pytest.raises(ValueError, match="packed sequences have no state"):
         lln_attention(
             q[:1], k[:1], v[:1], 2.0, 2.0, is_causal=True, cu_seqlens=torch.tensor([0, 10]), return_state=True
         )
-    with pytest.raises(ValueError, match="the oracle keeps no state"):
-        lln_attention(q, k, v, 2.0, 2.0, is_causal=True, return_state=True, backend="oracle")
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "feature_bias"])
@@ -116,8 +173,12 @@ def test_scales_that_do_not_broadcast(name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="unknown backend 'cuda'; there are 'native', 'chunked', 'oracle'"):
+    with pytest.raises(
+        ValueError, match="unknown backend 'cuda'; there are 'auto', 'native', 'triton', 'chunked', 'oracle'"
+    ):
         lln_attention(q, k, v, backend="cuda")
+    with pytest.raises(ValueError, match="unknown backend 'torch'; .*'chunked' is plain torch"):
+        lln_attention(q, k, v, backend="torch")
     with pytest.raises(ValueError, match="unknown attention 'softmax'; there are 'lln', 'lln_diag'"):
         LLNEncoderLayer(16, 2, attention="softmax")
     with pytest.raises(ValueError, match="activation must be 'relu', 'gelu' or a function, got 'tanh'"):
@@ -132,7 +193,7 @@ def test_block_sizes_below_one(block_size) -> None:
 
 
 def test_mixing_weights_that_fit_no_head() -> None:
-    with pytest.raises(ValueError, match=r"one for each of the 4 heads, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"one for each of the 4 heads, or broadcast to .*, got \(3,\)"):
         lln_diag_attention(q, k, v, mix=torch.ones(3))
 
 

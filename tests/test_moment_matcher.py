@@ -3,6 +3,7 @@
 import copy
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ import torch.multiprocessing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lln.matching import match_moments
-from lln.moment_matcher import MomentMatcher
+from lln.matching import match_moments, sample_factor
+from lln.matching.matcher import MomentMatcher
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8
 
@@ -54,7 +55,7 @@ def test_sample_mode_is_match_moments(target: str, subtract: bool) -> None:
     q, k = inputs(1)
     mask = torch.arange(13)[None] < torch.tensor([[9], [13]])
     found = matcher("sample", target=target, subtract_mean_key=subtract, scale=0.2)(q, k, mask)
-    expected = match_moments(q, k, target=target, key_padding_mask=mask, center_keys=subtract, scale=0.2)
+    expected = match_moments(q, k, target=target, key_mask=mask, center_keys=subtract, scale=0.2)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
@@ -98,7 +99,10 @@ def test_the_first_batch_sets_the_statistics(subtract: bool) -> None:
     torch.testing.assert_close(running.running.var_q, expected[0], rtol=1e-5, atol=0)
     torch.testing.assert_close(running.running.var_k, expected[1], rtol=1e-5, atol=0)
     torch.testing.assert_close(running.running.mean_key, pooled_k.mean(2)[0], rtol=1e-5, atol=1e-6)
-    matched = match_moments(pooled_q, pooled_k, center_keys=subtract)
+    factor = sample_factor(q, k, center_keys=subtract).mean(dim=0)  # both samples have as many tokens
+    torch.testing.assert_close(running.running.log_factor, factor.float(), rtol=1e-4, atol=1e-5)
+    running.running.log_factor.zero_()
+    matched = match_moments(pooled_q, pooled_k, method="table", center_keys=subtract)
     running.length = pooled_k.shape[2]
     torch.testing.assert_close(running.eval()(q, k)[0], matched[0], rtol=1e-5, atol=0)
 
@@ -161,6 +165,25 @@ def test_eval_freezes_and_the_state_dict_restores() -> None:
 def test_statistics_stay_in_float32_when_the_model_is_cast() -> None:
     running = matcher("running").to(torch.bfloat16)
     assert running.running.var_q.dtype == torch.float32 and running.running.batches.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_casting_loses_no_digit_of_the_statistics(dtype: torch.dtype) -> None:
+    running = matcher("running", subtract_mean_key=True)
+    running(*inputs(1))
+    before = {name: x.clone() for name, x in running.running.named_buffers()}
+    running.to(dtype)
+    for name, x in running.running.named_buffers():
+        assert torch.equal(x, before[name]) and x.dtype == before[name].dtype, name
+
+
+def test_a_model_made_in_half_precision_has_statistics_in_float32() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        running = matcher("running")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert running.running.var_q.dtype == torch.float32
 
 
 class Block(nn.Module):
@@ -235,6 +258,18 @@ def test_learnable_starts_where_it_is_told() -> None:
     torch.testing.assert_close(beta.flatten(), torch.tensor([0.5, 0.5]))
 
 
+def _gradients_in_parallel(rank: int, run: Callable[..., Tensor]) -> list[Tensor | None]:
+    """Of a layer that each process calls twice, on inputs of its own, before one backward pass."""
+    torch.manual_seed(0)
+    block = Block("running")
+    parallel = nn.parallel.DistributedDataParallel(block)
+    for seed in (1, 2):
+        q, k = (0.1 * x for x in inputs(2 * seed + rank))
+        first, second = run(parallel, q.requires_grad_(), k), run(parallel, q.detach().requires_grad_(), k)
+        (first.log().sum() + second.log().sum()).backward()
+    return [parameter.grad for parameter in block.parameters()]
+
+
 def _one_process(rank: int, port: int, path: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     running = matcher("running", subtract_mean_key=True)
@@ -242,11 +277,16 @@ def _one_process(rank: int, port: int, path: str) -> None:
         q, k = inputs(seed, batch=6)
         mine = slice(0, 2) if rank == 0 else slice(2, 6)
         running(q[mine], k[mine])
+    q, k = inputs(3, batch=6)
+    q[2:] = torch.nan  # what one process cannot use, no process does
+    running(q[mine], k[mine])
     torch.save(running.state_dict(), f"{path}/{rank}.pt")
+    plain = _gradients_in_parallel(rank, lambda layer, q, k: layer(q, k))
+    torch.testing.assert_close(_gradients_in_parallel(rank, partial(checkpoint, use_reentrant=False)), plain)
     torch.distributed.destroy_process_group()
 
 
-def test_running_statistics_are_pooled_over_processes(tmp_path: Any) -> None:
+def test_over_processes_statistics_are_pooled_and_recomputation_changes_nothing(tmp_path: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,21 +1,14 @@
 """What the package promises as a package."""
 
 import importlib.metadata
-import os
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
 import tomllib
 from pathlib import Path
-from typing import Any
-
-import pytest
-import typer
 
 import lln
-from lln.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +43,7 @@ def test_the_public_names_are_there_and_documented() -> None:
 def test_the_package_is_typed_and_ships_its_table() -> None:
     package = Path(lln.__file__).parent
     assert (package / "py.typed").exists()
-    assert list((package / "tables").glob("*.json"))
+    assert list((package / "ops" / "moments" / "table").glob("*.json"))
 
 
 def test_every_file_asks_for_the_same_python() -> None:
@@ -59,89 +52,18 @@ def test_every_file_asks_for_the_same_python() -> None:
     assert settings["tool"]["mypy"]["python_version"] == oldest
     assert settings["tool"]["ruff"]["target-version"] == "py" + oldest.replace(".", "")
     assert f"Programming Language :: Python :: {oldest}" in settings["project"]["classifiers"]
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())
+    assert lab["project"]["requires-python"] == settings["project"]["requires-python"]
     for name in ("README.md", "Makefile"):
         assert f"with Python {oldest}" in (ROOT / name).read_text(), name
 
 
-# What a page takes for granted, before its Python block of that number: a tiny random model, texts, a trainer.
-_TINY = "hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=8"
-_TEXTS = f"""
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
-words = Tokenizer(models.WordLevel({{"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3, "c": 4}}, unk_token="[UNK]"))
-words.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
-texts = ["a b c " * n for n in range(2, 12)]
-model, folder = AutoModel.from_config(BertConfig({_TINY})).eval(), "converted"
-"""
-_FEW_STEPS = """
-import lln.hf
-whole = lln.hf.distil
-lln.hf.distil = lambda *given, **options: whole(*given, **{**options, "steps": 4, "progress": False})
-"""
-_CAUSAL = f"""
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-config = LlamaConfig({_TINY})
-config.lln = {{"alpha": 1.0, "beta": 1.0}}
-model = AutoModelForCausalLM.from_config(config, attn_implementation="lln_diag").eval()
-ids = torch.randint(8, (1, 40))
-"""
-_TRAINER = f"""
-from transformers import AutoModel, BertConfig, Trainer, TrainingArguments
-trainer = Trainer(AutoModel.from_config(BertConfig({_TINY})), TrainingArguments("trained", report_to=[]))
-"""
-TAKEN_FOR_GRANTED = {
-    ("docs/hf.md", 1): _CAUSAL,
-    ("docs/hf.md", 2): _TEXTS,
-    ("docs/distil.md", 0): _TEXTS + _FEW_STEPS,
-    ("docs/instruments.md", 2): _TRAINER,
-}
-PAGES = [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))]
+def test_the_laboratory_goes_with_this_version_of_the_library() -> None:
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert lab["version"] == lln.__version__ and f"lln-attention[cli,hf]=={lln.__version__}" in lab["dependencies"]
 
 
-def fences(path: Path) -> list[tuple[str, str]]:
-    """The language and the content of every fenced block of a page."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("path", PAGES, ids=str)
-def test_the_python_in_the_docs_runs(path: Path, tmp_path: Path) -> None:
-    blocks = [content for language, content in fences(path) if language == "python"]
-    if not blocks:
-        pytest.skip(f"{path} has no Python in it")
-    script = tmp_path / "script.py"
-    script.write_text("\n".join(TAKEN_FOR_GRANTED.get((str(path), i), "") + block for i, block in enumerate(blocks)))
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path, env=one_thread
-    )
-    assert done.returncode == 0, f"{path}:\n{done.stderr}"
-
-
-def test_what_is_taken_for_granted_is_before_a_block_of_its_page() -> None:
-    for path, number in TAKEN_FOR_GRANTED:
-        assert number < sum(language == "python" for language, _ in fences(Path(path))), (path, number)
-
-
-def _commands_in_the_docs() -> list[str]:
-    """Arguments of every line that calls `lln`, also through a launcher of modules."""
-    lines = [
-        line for path in PAGES for language, text in fences(path) if language != "python" for line in text.splitlines()
-    ]
-    found = (re.match(r"(?:lln|.* -m lln\.cli) (.*)", line) for line in lines)
-    return [call[1] for call in found if call is not None]
-
-
-@pytest.mark.parametrize("line", _commands_in_the_docs())
-def test_the_commands_in_the_docs_are_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    command: Any = typer.main.get_command(app)
-    words = shlex.split(line, comments=True)
-    while hasattr(command, "commands"):
-        assert words and words[0] in command.commands, f"lln {line}: choose from {', '.join(command.commands)}"
-        command = command.commands[words.pop(0)]
-    for word in words:
-        if Path(word).suffix in (".jsonl", ".txt"):
-            Path(word).touch()  # data that a command asks to be there
-    command.make_context("lln", words)
+def test_the_library_knows_nothing_of_the_laboratory() -> None:
+    for path in (*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
+        named = re.findall(r"^\s*(?:import|from) (lln_lab|lab\.)", path.read_text(), flags=re.MULTILINE)
+        assert not named, f"{path.relative_to(ROOT)} imports {named[0]}"

@@ -1,6 +1,8 @@
 """The recurrent state: prefill in pieces, single steps, beams, saving, and what is refused."""
 
+import dataclasses
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lln import LLNState, backends, lln_attention, lln_diag_attention
+from lln import LLNState, lln_attention, lln_diag_attention
+from tests.ops.subjects import every_backend_name as every_backend
 
-BACKENDS = [name for name in backends.AUTOMATIC if backends.unavailable(name) is None]
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
 KINDS = {"lln": (lln_attention, {}), "lln_diag": (lln_diag_attention, {"block_size": 16})}
 either_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -35,7 +36,7 @@ def in_pieces(kind: str, tensors: list[Tensor], sizes: list[int], mask: Tensor |
         at = slice(start, start + size)
         out, state = attend(
             kind, *(x[:, :, at] for x in tensors), state=state, return_state=True,
-            key_padding_mask=None if mask is None else mask[:, at], **options,
+            key_mask=None if mask is None else mask[:, at], **options,
         )  # fmt: skip
         outputs.append(out)
         start += size
@@ -60,7 +61,7 @@ def test_prefill_in_pieces_equals_the_whole(backend, kind, sizes, sigma, padding
         mask = torch.arange(length) >= torch.randint(0, length + 1, (2, 1))
     elif padding == "holes":
         mask = torch.rand(2, length) < 0.5
-    whole = attend(kind, *tensors, key_padding_mask=mask, backend=backend)
+    whole = attend(kind, *tensors, key_mask=mask, backend=backend)
     pieces = in_pieces(kind, tensors, sizes, mask, backend=backend)
     torch.testing.assert_close(pieces, whole, atol=2e-5 if sigma > 1 else 4e-6, rtol=0)
 
@@ -136,5 +137,74 @@ def test_foreign_states_are_refused_in_words() -> None:
         lln_attention(q, k, v, 2.0, 1.5, is_causal=True, state=blocks)
     with pytest.raises(ValueError, match=r"= \(2, 2, 8, 5\), these inputs have \(1, 2, 8, 5\)"):
         lln_attention(q[:1], k[:1], v[:1], 2.0, 1.5, is_causal=True, state=state)
-    with pytest.raises(ValueError, match="these inputs need torch.float64"):
+    with pytest.raises(ValueError, match="maximum of the state must be torch.float64"):
         lln_attention(q.double(), k.double(), v.double(), 2.0, 1.5, is_causal=True, state=state)
+
+
+def with_changed(state: LLNState, name: str, change: Any) -> LLNState:
+    """The state with one of its tensors changed; `block.keys` is the block's."""
+    if name.startswith("block."):
+        own = name.removeprefix("block.")
+        return dataclasses.replace(
+            state, block=dataclasses.replace(state.block, **{own: change(getattr(state.block, own))})
+        )
+    return dataclasses.replace(state, **{name: change(getattr(state, name))})
+
+
+TENSORS = {"lln": ("maximum", "summed", "normaliser", "alpha", "beta")}
+TENSORS["lln_diag"] = (*TENSORS["lln"], *(f"block.{x}" for x in ("keys", "values", "counts", "filled", "started")))
+DAMAGE = {
+    "another dtype": lambda x: x.half() if x.dtype.is_floating_point else x.to(torch.int32),
+    "a dimension less": lambda x: x[0],
+    "fewer samples": lambda x: x[:1],
+    "a flat copy": lambda x: x.flatten(),
+    "nothing in it": lambda x: x[:0],
+    "another device": lambda x: x.to("meta"),
+}
+
+
+@every_backend
+@either_kind
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_state_with_any_tensor_of_another_form_is_refused(backend: str, kind: str, damage: str) -> None:
+    tensors = inputs(20)
+    _, state = attend(kind, *tensors, return_state=True, backend=backend)
+    for length in (1, 20):
+        for name in TENSORS[kind]:
+            if damage == "a flat copy" and name in ("block.filled", "block.started"):
+                continue  # they are flat
+            damaged = with_changed(state, name, DAMAGE[damage])
+            with pytest.raises(ValueError, match=r"state"):
+                attend(kind, *(x[:, :, :length] for x in tensors), state=damaged, backend=backend)
+
+
+@pytest.mark.parametrize("filled", [-1, 16, 10**9])
+def test_a_block_that_holds_more_than_it_has_room_for_is_refused(filled: int) -> None:
+    tensors = inputs(20)
+    _, state = attend("lln_diag", *tensors, return_state=True)
+    damaged = with_changed(state, "block.filled", lambda x: torch.tensor([0, filled]))
+    with pytest.raises(ValueError, match=rf"must be from 0 to 15, got \[0, {filled}\]"):
+        attend("lln_diag", *tensors, state=damaged)
+
+
+def test_a_state_of_another_form_is_refused_in_a_compiled_graph() -> None:
+    tensors = inputs(20)
+    _, state = attend("lln", *tensors, return_state=True)
+    compiled = torch.compile(
+        lambda q, k, v, state: attend("lln", q, k, v, state=state), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(compiled(*tensors, state), attend("lln", *tensors, state=state))
+    for damaged in (with_changed(state, "normaliser", lambda x: x[:1]), with_changed(state, "maximum", Tensor.half)):
+        with pytest.raises(Exception, match="of the state must|these inputs need"):
+            compiled(*tensors, damaged)
+
+
+def test_a_saved_state_with_other_names_is_refused() -> None:
+    for kind in KINDS:
+        _, state = attend(kind, *inputs(), return_state=True)
+        saved = state.state_dict()
+        gone = "block.filled" if kind == "lln_diag" else "maximum"
+        with pytest.raises(ValueError, match="a state has .*filled|a state has .*maximum"):
+            LLNState.load({name: x for name, x in saved.items() if name != gone})
+        with pytest.raises(ValueError, match="got .*colour"):
+            LLNState.load(saved | {"colour": torch.zeros(1)})

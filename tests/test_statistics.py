@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lln import statistics
-from lln.statistics import differentiable_moments, moments, statistics_of
+from lln.ops.moments import plain_sums
+from lln.ops.moments.statistics import differentiable_moments, moments, statistics_of
 
 
 def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_pieces_add_up(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cu_seqlens = torch.tensor([0, 10, 37]) if packed else None
     mask = None if packed else _random(1, 37) > 0
     whole = moments(x, mask, cu_seqlens)
-    monkeypatch.setattr(statistics, "_PIECE_ELEMENTS", 40)
+    monkeypatch.setattr(plain_sums, "PIECE_ELEMENTS", 40)
     for one, other in zip(whole, moments(x, mask, cu_seqlens), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
@@ -111,7 +111,7 @@ def test_whole_tensor_statistics_are_those_of_all_numbers() -> None:
 def test_queries_of_another_length_are_not_masked() -> None:
     q, k = _random(2, 1, 9, 4), _random(2, 1, 6, 4)
     mask = torch.tensor([[True] * 3 + [False] * 3] * 2)
-    assert torch.equal(statistics_of(q, k, key_padding_mask=mask).var_q, statistics_of(q, k).var_q)
+    assert torch.equal(statistics_of(q, k, key_mask=mask).var_q, statistics_of(q, k).var_q)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -126,8 +126,8 @@ def test_differentiable_sums_are_the_same_sums(packed: bool) -> None:
 def test_the_operator_keeps_torchs_contracts() -> None:
     x = _random(2, 3, 7, 4)
     mask = torch.ones(2, 7, dtype=torch.bool)
-    torch.library.opcheck(torch.ops.lln.moments, (x, mask, None))
-    torch.library.opcheck(torch.ops.lln.moments, (x[:1], None, torch.tensor([0, 3, 7])))
+    torch.library.opcheck(torch.ops.lln.moments.default, (x, mask, None, "auto"))
+    torch.library.opcheck(torch.ops.lln.moments.default, (x[:1], None, torch.tensor([0, 3, 7]), "auto"))
 
 
 def test_statistics_of_inputs_that_require_gradients_carry_none() -> None:

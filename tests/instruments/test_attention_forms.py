@@ -3,40 +3,41 @@
 import pytest
 import torch
 
-from lln.backends import oracle
 from lln.instruments import (
-    Attention,
-    BlockDiagonalAttention,
-    DenseAttention,
-    FunctionAttention,
-    LinearAttention,
-    LLNAttention,
-    MixtureAttention,
-    SoftmaxAttention,
+    AttentionMatrix,
+    BlockDiagonalMatrix,
+    DenseMatrix,
+    FunctionMatrix,
+    LinearMatrix,
+    LLNMatrix,
+    MixtureMatrix,
+    SoftmaxMatrix,
 )
+from lln.ops.lln import Operands, oracle
 
 from .helpers import gaussian
 
 MASK = torch.tensor([[True] * 20, [False] * 3 + [True] * 14 + [False] * 3])
 
 
-def forms(mask: torch.Tensor | None, causal: bool) -> dict[str, Attention]:
+def forms(mask: torch.Tensor | None, causal: bool) -> dict[str, AttentionMatrix]:
     q, k = gaussian(20, 6, 1.3, batch=2, heads=3)
-    options = {"key_padding_mask": mask, "is_causal": causal}
-    lln = LLNAttention(q, k, 1.1, torch.tensor(0.9), **options)
-    blocks = BlockDiagonalAttention(q, k, 7, **options)
+    options = {"key_mask": mask, "is_causal": causal}
+    lln = LLNMatrix(q, k, 1.1, torch.tensor(0.9), **options)
+    blocks = BlockDiagonalMatrix(q, k, 7, **options)
     return {
-        "softmax": SoftmaxAttention(q, k, **options),
-        "linear": LinearAttention(torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1, **options),
+        "softmax": SoftmaxMatrix(q, k, **options),
+        "linear": LinearMatrix(torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1, **options),
         "lln": lln,
         "blocks": blocks,
-        "mixture": MixtureAttention(lln, blocks, torch.tensor([0.2, 0.5, 0.9])),
+        "mixture": MixtureMatrix(lln, blocks, torch.tensor([0.2, 0.5, 0.9])),
+        "mixture by row": MixtureMatrix(lln, blocks, torch.linspace(0, 1, 20)[None, None]),
     }
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["full", "padded"])
-@pytest.mark.parametrize("name", ["softmax", "linear", "lln", "blocks", "mixture"])
+@pytest.mark.parametrize("name", ["softmax", "linear", "lln", "blocks", "mixture", "mixture by row"])
 def test_products_and_rows_are_those_of_the_dense_matrix(name: str, mask: torch.Tensor | None, causal: bool) -> None:
     attention = forms(mask, causal)[name]
     counts = torch.ones(2, 20, dtype=torch.bool) if mask is None else mask
@@ -60,14 +61,14 @@ def test_lln_matrix_is_the_oracles(causal: bool) -> None:
     q, k = gaussian(20, 6, 2.0, batch=2, heads=4)
     k = k[:, :2]  # two key heads for four query heads
     alpha, beta, bias = torch.rand(2, 4, 6), torch.rand(2, 2, 6), torch.randn(2, 4, 6)
-    _, expected = oracle.attention(q, k, k, alpha, beta, bias, MASK, None, causal)
-    own = LLNAttention(
+    expected = oracle.matrix(Operands(q, k, k, alpha, beta, bias, MASK, is_causal=causal))
+    own = LLNMatrix(
         q,
         k,
         alpha[:, :, None],
         beta[:, :, None],
         feature_bias=bias[:, :, None],
-        key_padding_mask=MASK,
+        key_mask=MASK,
         is_causal=causal,
     ).dense()
     where = MASK[:, None, :, None]
@@ -76,7 +77,7 @@ def test_lln_matrix_is_the_oracles(causal: bool) -> None:
 
 def test_logs_of_lln_entries_survive_underflow() -> None:
     q, k = gaussian(12, 2, 400.0)
-    attention = LLNAttention(q, k, 1.0, 1.0)
+    attention = LLNMatrix(q, k, 1.0, 1.0)
     scores = torch.logsumexp(q[..., :, None, :] + k[..., None, :, :], -1)
     assert (attention.dense() == 0).any()
     torch.testing.assert_close(
@@ -86,8 +87,8 @@ def test_logs_of_lln_entries_survive_underflow() -> None:
 
 def test_a_function_of_values_yields_its_rows() -> None:
     q, k = gaussian(20, 6, batch=2, heads=3)
-    softmax = SoftmaxAttention(q, k)
-    function = FunctionAttention(
+    softmax = SoftmaxMatrix(q, k)
+    function = FunctionMatrix(
         lambda v: torch.nn.functional.scaled_dot_product_attention(q, k, v), 2, 3, 20, 6, dtype=torch.float64
     )
     torch.testing.assert_close(function.dense(), softmax.dense())
@@ -98,35 +99,35 @@ def test_a_function_of_values_yields_its_rows() -> None:
 class TestRefusals:
     def test_rows_that_do_not_sum_to_one(self) -> None:
         with pytest.raises(ValueError, match="sums to one"):
-            DenseAttention(torch.full((1, 1, 4, 4), 0.3))
+            DenseMatrix(torch.full((1, 1, 4, 4), 0.3))
 
     def test_negative_entries(self) -> None:
         matrix = torch.full((1, 1, 2, 2), 0.5)
         matrix[..., 0, :] = torch.tensor([1.5, -0.5])
         with pytest.raises(ValueError, match="negative"):
-            DenseAttention(matrix)
+            DenseMatrix(matrix)
 
     def test_nan(self) -> None:
         with pytest.raises(ValueError, match="NaN"):
-            DenseAttention(torch.full((1, 1, 2, 2), torch.nan))
+            DenseMatrix(torch.full((1, 1, 2, 2), torch.nan))
         with pytest.raises(ValueError, match="q holds NaN"):
-            SoftmaxAttention(torch.full((1, 1, 4, 2), torch.nan), torch.zeros(1, 1, 4, 2))
+            SoftmaxMatrix(torch.full((1, 1, 4, 2), torch.nan), torch.zeros(1, 1, 4, 2))
 
     def test_a_matrix_without_batch_and_heads(self) -> None:
         with pytest.raises(ValueError, match=r"P\[None, None\]"):
-            DenseAttention(torch.eye(3))
+            DenseMatrix(torch.eye(3))
 
     def test_a_function_that_is_no_average(self) -> None:
         with pytest.raises(ValueError, match="sum to one"):
-            FunctionAttention(lambda v: 2 * v, 1, 1, 4, 2)
+            FunctionMatrix(lambda v: 2 * v, 1, 1, 4, 2)
 
     def test_features_that_share_nothing(self) -> None:
         phi_q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
         phi_k = torch.tensor([[1.0, 0.0], [1.0, 0.0]])[None, None]
         with pytest.raises(ValueError, match="no probability"):
-            LinearAttention(phi_q, phi_k)
+            LinearMatrix(phi_q, phi_k)
 
     def test_a_padding_mask_of_the_wrong_shape(self) -> None:
         q, k = gaussian(5, 2)
         with pytest.raises(ValueError, match=r"\(1, 5\)"):
-            SoftmaxAttention(q, k, key_padding_mask=torch.ones(1, 4, dtype=torch.bool))
+            SoftmaxMatrix(q, k, key_mask=torch.ones(1, 4, dtype=torch.bool))

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lln.instruments import (
-    DenseAttention,
-    LLNAttention,
-    SoftmaxAttention,
+    DenseMatrix,
+    LLNMatrix,
+    SoftmaxMatrix,
     bias,
     collision_entropy,
     entropy,
@@ -26,8 +26,8 @@ def test_entropy_of_known_matrices() -> None:
 def test_rows_of_padding_do_not_count() -> None:
     q, k = gaussian(30, 8, 1.5, heads=2)
     mask = torch.arange(30)[None] < 21
-    padded = SoftmaxAttention(q, k, key_padding_mask=mask)
-    cut = SoftmaxAttention(q[:, :, :21], k[:, :, :21])
+    padded = SoftmaxMatrix(q, k, key_mask=mask)
+    cut = SoftmaxMatrix(q[:, :, :21], k[:, :, :21])
     torch.testing.assert_close(entropy(padded), entropy(cut))
     torch.testing.assert_close(collision_entropy(padded), collision_entropy(cut))
     torch.testing.assert_close(variance(padded), variance(cut))
@@ -36,7 +36,7 @@ def test_rows_of_padding_do_not_count() -> None:
 
 def test_sampled_entropy_is_within_its_error() -> None:
     q, k = gaussian(600, 16, 1.5, heads=8)
-    attention = SoftmaxAttention(q, k)
+    attention = SoftmaxMatrix(q, k)
     estimate = sampled_entropy(attention, 100, torch.Generator().manual_seed(0))
     off = (estimate.value - entropy(attention)).abs() / estimate.standard_error
     assert off.max() < 4 and off.mean() > 0.2  # neither too small an error nor a padded one
@@ -44,8 +44,8 @@ def test_sampled_entropy_is_within_its_error() -> None:
 
 def test_collision_entropy_of_a_linear_attention_needs_no_matrix() -> None:
     q, k = gaussian(50, 8, 1.2, batch=2, heads=2)
-    attention = LLNAttention(q, k, 1.0, 1.3)
-    dense = DenseAttention(attention.dense())
+    attention = LLNMatrix(q, k, 1.0, 1.3)
+    dense = DenseMatrix(attention.dense())
     torch.testing.assert_close(collision_entropy(attention), collision_entropy(dense))
     torch.testing.assert_close(variance(attention), variance(dense))
     assert (collision_entropy(attention) < entropy(attention)).all()
@@ -74,7 +74,7 @@ def test_temperature_moves_entropy_by_the_derivative_of_a_4_1_with_its_missing_l
 class TestBias:
     def test_concentration_splits_into_biased_and_unbiased_bits(self) -> None:
         q, k = gaussian(64, 8, 1.5, heads=3)
-        attention = SoftmaxAttention(q, k)
+        attention = SoftmaxMatrix(q, k)
         found = bias(attention)
         torch.testing.assert_close(found.biased + found.unbiased, math.log2(64) - entropy(attention))
 

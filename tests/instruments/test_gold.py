@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lln.instruments import LLNAttention, SoftmaxAttention, entropy, lognormality, spectral_gap
+from lln.instruments import LLNMatrix, SoftmaxMatrix, entropy, lognormality, spectral_gap
 from lln.matching import PAPER_A, PAPER_B
 
 GOLD = json.loads((Path(__file__).parent / "gold.json").read_text())
@@ -27,9 +27,9 @@ def test_entropy_and_gap_of_figure_2(row: dict[str, float]) -> None:
     spread = ((sigma_q**2 * sigma_k**2 - PAPER_B) / PAPER_A / 2).sqrt()
     plain = ((sigma_q**2 + sigma_k**2) / 2).sqrt()
     attentions = {
-        "softmax": SoftmaxAttention(q, k),
-        "authors": LLNAttention(q, k, spread / sigma_q, spread / sigma_k),
-        "unmatched": LLNAttention(q, k, plain / sigma_q, plain / sigma_k),
+        "softmax": SoftmaxMatrix(q, k),
+        "authors": LLNMatrix(q, k, spread / sigma_q, spread / sigma_k),
+        "unmatched": LLNMatrix(q, k, plain / sigma_q, plain / sigma_k),
     }
     for name, attention in attentions.items():
         found = spectral_gap(attention, "dense" if name == "softmax" else "auto")
@@ -40,7 +40,7 @@ def test_entropy_and_gap_of_figure_2(row: dict[str, float]) -> None:
 @pytest.mark.parametrize("row", GOLD["proposition_3_1"], ids=lambda row: f"T{row['T']}")
 def test_moments_of_log_softmax(row: dict[str, float]) -> None:
     q, k = draw(1024, 64, row["T"] ** 0.25, 0)
-    found = lognormality(SoftmaxAttention(q, k), quantile_entries=1024)
+    found = lognormality(SoftmaxMatrix(q, k), quantile_entries=1024)
     assert found.mean.item() == pytest.approx(row["mean"], rel=1e-9)
     assert found.variance.item() == pytest.approx(row["variance"], rel=1e-9)
-    assert entropy(SoftmaxAttention(q, k)).item() == pytest.approx(row["entropy"], rel=1e-9)
+    assert entropy(SoftmaxMatrix(q, k)).item() == pytest.approx(row["entropy"], rel=1e-9)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lln import modules
-from lln.instruments import DenseAttention, bias, entropy, lognormality, spectral_gap
+from lln import layers
+from lln.instruments import DenseMatrix, bias, entropy, lognormality, spectral_gap
 from lln.instruments.gaussianity import gaussianity
 from lln.instruments.probe import Probe
 
@@ -46,7 +46,7 @@ def text(samples: int = 2, length: int = 40) -> dict[str, Tensor]:
 def expect_dense_numbers(probe: Probe, matrices: list[Tensor], counts: Tensor | None) -> None:
     """Compare every column with what the full matrices (B, H, N, N) of each layer give."""
     for layer, matrix in enumerate(matrices):
-        dense = DenseAttention(matrix[: probe.samples], counts)
+        dense = DenseMatrix(matrix[: probe.samples], counts)
         expected = {
             "entropy": entropy(dense), "gap": spectral_gap(dense, "dense").gap, "biased_bits": bias(dense).biased,
             "log_variance": lognormality(dense).variance, "log_mean": lognormality(dense).mean,
@@ -84,21 +84,21 @@ def test_a_vit_is_seen_as_its_dense_matrices_are() -> None:
     expect_dense_numbers(probe, matrices, None)
 
 
-@pytest.mark.parametrize("kind", [modules.LLNAttention, modules.LLNDiagAttention])
+@pytest.mark.parametrize("kind", [layers.LLNAttention, layers.LLNDiagAttention])
 def test_this_packages_layers_are_seen_as_their_dense_matrices_are(kind: Any) -> None:
-    options = {"block_size": 8, "mix": 0.3} if kind is modules.LLNDiagAttention else {}
+    options = {"block_size": 8, "mix": 0.3} if kind is layers.LLNDiagAttention else {}
     layer = kind(24, 3, **options).eval()
     x = 3 * torch.randn(2, 30, 24)
     counts = torch.arange(30)[None] < torch.tensor([[30], [22]])
     with Probe(layer, samples=2, rows=1000, measures=EVERYTHING) as probe, torch.no_grad():
-        _, matrix = layer(x, key_padding_mask=counts, need_weights=True)
+        _, matrix = layer(x, key_padding_mask=~counts, need_weights=True)
     assert {row["kind"] for row in probe.table.rows} == {"lln_diag" if options else "lln"}
     expect_dense_numbers(probe, [matrix], counts)
     assert all(row["alpha"] > 0 and row["beta"] > 0 for row in probe.table.rows)
 
 
 def test_packed_sequences_are_seen_one_by_one() -> None:
-    layer = modules.LLNAttention(16, 2).eval()
+    layer = layers.LLNAttention(16, 2).eval()
     x = 2 * torch.randn(1, 30, 16)
     with Probe(layer, samples=2, rows=1000, measures=("entropy",)) as probe, torch.no_grad():
         layer(x, cu_seqlens=torch.tensor([0, 12, 30]))
@@ -175,7 +175,7 @@ class TestWatching:
     def test_training_is_bit_for_bit_the_same_with_a_probe(self) -> None:
         weights = []
         for watched in (False, True):
-            model = nn.Sequential(modules.LLNEncoderLayer(16, 2, 32, dropout=0.2), nn.Linear(16, 1))
+            model = nn.Sequential(layers.LLNEncoderLayer(16, 2, 32, dropout=0.2), nn.Linear(16, 1))
             torch.manual_seed(3)
             nn.init.normal_(model[1].weight)
             for parameter in model.parameters():
@@ -251,7 +251,7 @@ def test_a_trainer_logs_what_the_callback_sees(tmp_path: Path) -> None:
 
 
 def test_keys_with_a_mean_are_reported_as_not_centred() -> None:
-    layer = modules.LLNAttention(16, 2).eval()
+    layer = layers.LLNAttention(16, 2).eval()
     with torch.no_grad():
         layer.k_proj.bias.fill_(5.0)
     table = gaussianity(layer, torch.randn(2, 50, 16))

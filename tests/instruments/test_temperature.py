@@ -36,7 +36,7 @@ def test_padding_does_not_count() -> None:
     q, k = gaussian(30, 4, 1.0)
     mask = torch.arange(30)[None] < 20
     for cross in ("none", "goodman", "full"):
-        padded = temperature(q, k, cross=cross, key_padding_mask=mask)
+        padded = temperature(q, k, cross=cross, key_mask=mask)
         torch.testing.assert_close(padded, temperature(q[:, :, :20], k[:, :, :20], cross=cross))
 
 

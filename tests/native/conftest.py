@@ -6,14 +6,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lln.backends import native
-from lln.backends.native.library import library
+from lln.ops.native.library import available, library
 
-INSTRUCTION_SETS = list(library().usable) if native.available() is None else []
+INSTRUCTION_SETS = list(library().usable) if available() is None else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = native.available()
+    reason = available()
     for item in items:
         if reason is not None and "native/" in item.nodeid and "test_build" not in item.nodeid:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lln.backends import native
-from lln.backends.operator import Operands, State
+from lln.ops.lln import Operands, native
 
 
 @dataclass
@@ -29,12 +28,14 @@ class Call:
         return Operands(self.q, self.k, self.v, *parameters, self.key_mask, is_causal=self.causal)
 
     def forward(self, start: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, state = native.forward(self.operands._replace(start=State(*start) if start else None))
-        return out, *state
+        begin = dict(zip(("start_maximum", "start_summed", "start_normaliser"), start, strict=False))
+        return tuple(native.forward(self.operands._replace(**begin)))
 
     def backward(self) -> tuple[Tensor, ...]:
-        out, state = native.forward(self.operands)
-        return native.backward(self.grad, out, self.operands, state, True)
+        wanted = ("q", "k", "v", "alpha", "beta", "bias")
+        grads = {"out": self.grad, "summed": None, "normaliser": None}
+        found = native.backward(grads, native.forward(self.operands), self.operands, set(wanted))
+        return tuple(found[name] for name in wanted)
 
     def rows(self, at: slice) -> "Call":
         cut = (x[:, :, at] for x in (self.q, self.k, self.v))

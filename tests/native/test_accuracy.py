@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from lln.backends import native
-from lln.backends.operator import Operands, State
-from tests.cases import Case, build
-from tests.test_contract import SPIKES, check_inputs, either_direction, spiked, stress_case
+from lln.ops.lln import Operands, native
+from tests.ops.cases import Case, build
+from tests.ops.subjects import Subject
+from tests.ops.test_lln_contract import SPIKES, check_inputs, either_direction, spiked, stress_case
 
+STARTS = ("start_maximum", "start_summed", "start_normaliser")
+NATIVE = Subject("attention", "native", "cpu")
 SHAPES = {
     "one of everything": (1, 1, 1, 1, 1, 1, 1),
     "tuned size 32": (1, 1, 1, 70, 70, 32, 32),
@@ -31,7 +33,7 @@ def case(name: str, causal: bool, **changes: object) -> Case:
 @either_direction
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_instruction_set_agrees_with_the_oracle(isa: str, shape: str, causal: bool) -> None:
-    check_inputs("native", build(case(shape, causal)))
+    check_inputs(NATIVE, build(case(shape, causal)))
 
 
 @either_direction
@@ -40,19 +42,19 @@ def test_every_instruction_set_agrees_with_the_oracle(isa: str, shape: str, caus
 def test_half_precision_in_any_layout_agrees_with_the_oracle(
     isa: str, dtype: torch.dtype, layout: str, causal: bool
 ) -> None:
-    check_inputs("native", build(case("odd sizes", causal, dtype=dtype, layout=layout, mask="holes")))
+    check_inputs(NATIVE, build(case("odd sizes", causal, dtype=dtype, layout=layout, mask="holes")))
 
 
 @either_direction
 @pytest.mark.parametrize("kind", SPIKES)
 def test_every_instruction_set_takes_outliers(isa: str, kind: str, causal: bool) -> None:
-    check_inputs("native", spiked(build(stress_case(causal, batch=1, key_heads=1, queries=80, keys=80, dim=16)), kind))
+    check_inputs(NATIVE, spiked(build(stress_case(causal, batch=1, key_heads=1, queries=80, keys=80, dim=16)), kind))
 
 
 @either_direction
 @pytest.mark.parametrize("sigma", [1e-3, 64.0])
 def test_every_instruction_set_takes_any_scale(isa: str, sigma: float, causal: bool) -> None:
-    check_inputs("native", build(stress_case(causal, sigma, batch=1, key_heads=1, queries=80, keys=80, dim=16)))
+    check_inputs(NATIVE, build(stress_case(causal, sigma, batch=1, key_heads=1, queries=80, keys=80, dim=16)))
 
 
 def test_the_exponential_is_right_to_the_last_places(isa: str) -> None:
@@ -60,7 +62,7 @@ def test_the_exponential_is_right_to_the_last_places(isa: str) -> None:
     k = torch.stack([torch.zeros_like(x), -x], dim=1)[:, None, :, None]  # (B, 1, 2, 1)
     v = torch.tensor([0.0, 1.0])[None, None, :, None].expand_as(k)  # so that S is exp(-x)
     ones = torch.ones(len(x), 1, 1)
-    found = native.forward(Operands(k, k, v, ones, ones))[1].summed.flatten()
+    found = native.forward(Operands(k, k, v, ones, ones)).summed.flatten()
     true = torch.exp(-x.double())
     regular = x < 86.45
     ulp = 2.0 ** (torch.floor(torch.log2(true[regular])) - 23)
@@ -82,10 +84,11 @@ def test_every_finite_half_precision_number_survives_the_way_in_and_out(isa: str
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_results_are_rounded_as_torch_rounds(isa: str, dtype: torch.dtype) -> None:
     numbers = torch.cat([torch.randn(500), torch.randn(500) * 1e-6, torch.tensor([65504.0, 65519.0, 6e-8, 2.9e-8])])
-    start = State(torch.zeros(1, 1, 1), numbers[None, None, None], torch.ones(1, 1, 1))
+    start = (torch.zeros(1, 1, 1), numbers[None, None, None], torch.ones(1, 1, 1))
     nothing = torch.zeros(1, 1, 1, 1, dtype=dtype)
     no_key = torch.zeros(1, 1, dtype=torch.bool)
     scale = torch.ones(1, 1, 1)
     v = numbers.to(dtype)[None, None, None]
-    out = native.forward(Operands(nothing, nothing, v, scale, scale, key_mask=no_key, start=start))[0]
+    begin = dict(zip(STARTS, start, strict=True))
+    out = native.forward(Operands(nothing, nothing, v, scale, scale, key_mask=no_key, **begin)).out
     assert torch.equal(out.flatten(), numbers.to(dtype))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.native.helpers import random_call
-from tests.test_contract import either_direction
+from tests.ops.test_lln_contract import either_direction
 
 LONG = 1500  # more than two of the stretches that threads share out
 

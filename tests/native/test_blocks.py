@@ -1,17 +1,17 @@
 """Softmax attention inside blocks on the compiled kernel: against the dense matrix, and what must not change a bit."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lln.backends.block_operands import BlockOperands
-from lln.backends.native.blocks import attend_to_block, block_backward, block_forward
-from lln.backends.oracle import masked_softmax
 from lln.dense import block_diagonal_matrix
-from tests.cases import boundaries, key_mask, lay_out
-from tests.tolerance import assert_as_good
+from lln.ops.blocks import OpenOperands, Operands, native
+from lln.ops.masks import masked_softmax
+from tests.ops.cases import boundaries, key_mask, lay_out
+from tests.ops.tolerance import assert_as_good
 
 MASKS = ("none", "right", "left", "holes", "some samples empty", "packed")
 SHAPES = {  # length, block size, head size, value size, query heads of a key head
@@ -43,16 +43,29 @@ def inputs(
     if mask == "packed":
         options["cu_seqlens"] = boundaries(length, generator)
     elif (counts := key_mask(mask, batch, length, generator)) is not None:
-        options["key_padding_mask"] = counts
+        options["key_mask"] = counts
         k, v = (torch.where(counts[:, None, :, None], x, torch.nan) for x in (k, v))
     q, k, v, grad = (lay_out(x, layout) for x in (q, k, v, grad))
     return q, k, v, grad, options
 
 
+def block_forward(x: Operands) -> Tensor:
+    return native.forward(x).out
+
+
+def block_backward(grad: Tensor, x: Operands) -> tuple[Tensor, ...]:
+    found = native.backward({"out": grad}, None, x, {"q", "k", "v"})
+    return found["q"], found["k"], found["v"]
+
+
+def attend_to_block(*operands: Any) -> Tensor:
+    return native.forward_open(OpenOperands(*operands)).out
+
+
 def kernel(function: Callable[..., object], *tensors: Tensor, options: dict[str, object]) -> object:
     *gradient, q, k, v = tensors
-    operands = BlockOperands(
-        q, k, v, options.get("key_padding_mask"), options.get("cu_seqlens"),
+    operands = Operands(
+        q, k, v, options.get("key_mask"), options.get("cu_seqlens"),
         options["block_size"], options["scale"], options["is_causal"],
     )  # fmt: skip
     return function(*gradient, operands)
@@ -63,7 +76,7 @@ def dense(
 ) -> list[Tensor]:
     """Output and gradients of the dense formula in `dtype`, keys that do not count taken as zero."""
     allowed = block_diagonal_matrix(torch.zeros_like(q), torch.zeros_like(k), **options) > 0
-    mask = options.get("key_padding_mask")
+    mask = options.get("key_mask")
     if mask is not None:
         k, v = (torch.where(mask[:, None, :, None], x, 0.0) for x in (k, v))
     q, k, v = leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
@@ -169,3 +182,23 @@ def test_unequal_lengths_are_refused(isa: str) -> None:
     q, k, v, _, options = inputs("tuned size", "none", False)
     with pytest.raises(ValueError, match="as many queries as keys"):
         kernel(block_forward, q[:, :, 1:], k, v, options=options)
+
+
+@pytest.mark.parametrize("upstream", [1 / 3, 0.1])
+def test_a_gradient_is_as_exact_in_a_block_of_thousands_as_in_a_small_one(isa: str, upstream: float) -> None:
+    """Roundings that go the same way in every row, and the terms of every row in one sum: all rows see the first key only."""
+    length = 2048
+    q, k, v = torch.randn(1, 6, length, 2), torch.zeros(1, 2, length, 2), torch.zeros(1, 2, length, 16)
+    grad, first = torch.full((1, 6, length, 16), upstream), (torch.arange(length) == 0)[None]
+    options = {"block_size": length, "is_causal": True, "scale": 1.0, "key_mask": first}
+    _, _, dv = kernel(block_backward, grad, q, k, v, options=options)
+    exact = grad[:, :2].double().sum(dim=2) * 3
+    torch.testing.assert_close(dv[:, :, 0].double(), exact, rtol=6e-7, atol=0)
+
+
+def test_an_output_is_as_exact_in_a_block_of_thousands_as_in_a_small_one(isa: str) -> None:
+    """Equal values with equal weights, whose mean is that value."""
+    length = 2048
+    q, v = torch.zeros(1, 1, length, 2), torch.full((1, 1, length, 16), 1 / 3)
+    out = kernel(block_forward, q, q, v, options={"block_size": length, "is_causal": False, "scale": 1.0})
+    torch.testing.assert_close(out, v, rtol=6e-7, atol=0)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lln.backends import native
-from lln.backends.native import build, kernels, library
+from lln.ops.native import build, library
 from tests.native.helpers import random_call
 
 
@@ -33,17 +32,18 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_a_library_attention_still_works(tmp_path: Path) -> None:
     code = (
-        "import torch; from lln import backends; from lln.backends import native\n"
-        "x = torch.randn(1, 1, 4, 8); print(native.available()); print(backends.pick(None, x, x, x))"
+        "import torch, lln; from lln.ops.native import library; from lln.ops.lln import Operands, attention\n"
+        "x, s = torch.randn(1, 1, 4, 8), torch.ones(1, 1, 8); print(library.available());"
+        "print(attention.backends.pick('auto', Operands(x, x, x, s, s)).name)"
     )
     reason, chosen = run(code, LLN_NATIVE_LIBRARY=str(tmp_path / "none.so")).splitlines()
-    assert "not compiled" in reason and "lln.backends.native.build" in reason
+    assert "not compiled" in reason and "lln.ops.native.build" in reason
     assert chosen == "chunked"
 
 
 def test_something_else_in_its_place_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("not a library")
-    code = "from lln.backends import native; print(native.available())"
+    code = "from lln.ops.native import library; print(library.available())"
     assert "does not load" in run(code, LLN_NATIVE_LIBRARY=str(tmp_path / "text.so"))
 
 
@@ -53,25 +53,20 @@ def test_the_builder_and_the_loader_mean_the_same_file() -> None:
 
 def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLN_NATIVE_ISA", "abacus")
-    reason = native.available()
+    reason = library.available()
     assert reason is not None and ("portable" in reason or "not compiled" in reason)
 
 
 def test_tensors_it_cannot_take_are_refused_in_words() -> None:
     x = torch.zeros(1, 1, 2, 4)
-    assert native.supports(x, x, x) is None
-    assert "float64" in str(native.supports(x.double(), x.double(), x.double()))
-    assert "one dtype" in str(native.supports(x, x.half(), x))
-    assert "meta" in str(native.supports(x, x, x.to("meta")))
+    assert library.supports(x, x, x) is None
+    assert "float64" in str(library.supports(x.double(), x.double(), x.double()))
+    assert "meta" in str(library.supports(x, x, x.to("meta")))
 
 
-@pytest.mark.skipif(native.available() is not None, reason="not compiled")
+@pytest.mark.skipif(library.available() is not None, reason="not compiled")
 def test_causal_attention_needs_as_many_queries_as_keys() -> None:
     call = random_call(10, causal=True)
     call.q = call.q[:, :, :5]
     with pytest.raises(ValueError, match="5 queries and 10 keys"):
         call.forward()
-
-
-def test_the_argument_block_is_as_long_as_the_layout_says() -> None:
-    assert len(kernels._NO_GRADIENTS) == 23 and library.PROBLEM_WORDS == 67

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lln.backends import native
-from lln.backends.native.library import library
+from lln.ops.native.library import available, library
 
 TESTS = Path(__file__).parents[1]
-OTHERS = [] if native.available() else list(library().usable)[:-1]  # from the least to the best
+OTHERS = [] if available() else list(library().usable)[:-1]  # from the least to the best
 
 
 @pytest.mark.parametrize("isa", OTHERS)
@@ -23,8 +22,8 @@ def test_the_contract_holds_in_the_other_instruction_sets(isa: str) -> None:
         "-p",
         "no:cacheprovider",
         "-k",
-        "native",
-        str(TESTS / "test_contract.py"),
+        "native and contract",
+        str(TESTS / "ops"),
     ]
     environment = os.environ | {"LLN_NATIVE_ISA": isa}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=TESTS.parent)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lln.matching import _match_natively, match_statistics
-from lln.statistics import differentiable_moments, statistics_of
+from lln.matching import match_statistics
+from lln.ops.moments import MatchOperands, native
+from lln.ops.moments.statistics import differentiable_moments, statistics_of
 
 
 def tensors(
@@ -27,7 +28,7 @@ def expected(
     center_keys: bool = False,
 ) -> tuple[Tensor, Tensor]:
     statistics = statistics_of(
-        q, k, key_padding_mask=mask, cu_seqlens=edges, center_keys=center_keys, measure=differentiable_moments
+        q, k, key_mask=mask, cu_seqlens=edges, center_keys=center_keys, measure=differentiable_moments
     )
     return match_statistics(statistics, q.shape[3], target=target, scale=scale, detach=False)
 
@@ -41,7 +42,8 @@ def found(
     scale: float | None = None,
     center_keys: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    return _match_natively(q, k, mask, edges, target, scale, center_keys)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    return native.forward_match(MatchOperands(q, k, mask, edges, "table", target, "head", scale, center_keys))[:2]
 
 
 def assert_equal_pairs(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:

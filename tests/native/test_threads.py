@@ -52,7 +52,7 @@ def test_growing_and_shrinking_the_number_of_threads(threads: None) -> None:
 def test_torchs_threads_and_our_own_give_the_same_bits() -> None:
     """A process for each, since the choice is made when the library is opened."""
     script = (
-        "import torch, lln; from lln.backends.native.team import torch_team; torch.set_num_threads(2);"
+        "import torch, lln; from lln.ops.native.team import torch_team; torch.set_num_threads(2);"
         "torch.manual_seed(0); x = torch.randn(3, 1, 3, 1000, 32);"
         "print(torch_team() is None, lln.lln_attention(*x, 1.5, 1.5, backend='native').double().sum().item().hex())"
     )

@@ -1,8 +1,11 @@
 """Layers: what they compute, how close they are to torch's, and that they save, load, compile and train."""
 
+import inspect
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, MomentMatcher, lln_attention
 
@@ -15,8 +18,8 @@ def test_weights_times_values_is_the_output(layer_class, causal: bool) -> None:
     layer = layer_class(32, 4, causal=causal).double().eval()
     x = torch.randn(2, 70, 32, dtype=torch.float64)
     mask = torch.rand(2, 70) < 0.8
-    mask[:, 0] = True
-    out, weights = layer(x, key_padding_mask=mask, need_weights=True)
+    mask[:, ::64] = True  # the first of each block, so that every row has a key in its own
+    out, weights = layer(x, key_padding_mask=~mask, need_weights=True)
     values = layer.v_proj(x).unflatten(-1, (4, -1)).transpose(1, 2)
     torch.testing.assert_close(out, layer.out_proj((weights @ values).transpose(1, 2).flatten(2)))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 70, dtype=torch.float64))
@@ -161,3 +164,123 @@ def test_an_encoder_learns_to_copy_the_token_before() -> None:
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.5 < 2.0  # chance is ln 8 = 2.08
+
+
+@layers
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_input_without_a_batch_is_a_batch_of_one(layer_class, batch_first: bool, causal: bool) -> None:
+    layer = layer_class(32, 4, batch_first=batch_first, causal=causal).eval()
+    x, counts = torch.randn(20, 32), torch.arange(20) < 15
+    batch = 0 if batch_first else 1
+    out, weights = layer(x, key_padding_mask=~counts, need_weights=True)
+    expected, of_batch = layer(x.unsqueeze(batch), key_padding_mask=~counts[None], need_weights=True)
+    assert torch.equal(out, expected.squeeze(batch)) and torch.equal(weights, of_batch[0])
+    assert out.shape == (20, 32) and weights.shape == (4, 20, 20)
+
+
+def test_cross_attention_packed_sequences_and_states_go_without_a_batch() -> None:
+    cross = LLNAttention(32, 4, kdim=10, vdim=12)
+    assert cross(torch.randn(5, 32), torch.randn(9, 10), torch.randn(9, 12))[0].shape == (5, 32)
+    causal, x = LLNAttention(32, 4, causal=True).eval(), torch.randn(20, 32)
+    packed, _ = causal(x, cu_seqlens=torch.tensor([0, 8, 20]))
+    torch.testing.assert_close(packed[8:], causal(x[8:])[0])
+    first, state = causal(x[:8], return_state=True)
+    rest, _ = causal(x[8:], state=state)
+    torch.testing.assert_close(torch.cat([first, rest]), causal(x)[0])
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((20,),) * 3, ((2, 20, 31),) * 3, ((2, 3, 20, 32),) * 3, ((20, 32), (2, 20, 32), (2, 20, 32))],
+    ids=str,
+)
+def test_shapes_that_do_not_fit_are_named(shapes: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match=r"must be \(batch, length, 32\), or \(length, 32\) without a batch"):
+        LLNAttention(32, 4)(*(torch.randn(shape) for shape in shapes))
+
+
+def test_weights_can_be_averaged_over_heads() -> None:
+    layer, x = LLNAttention(32, 4), torch.randn(2, 9, 32)
+    averaged = layer(x, need_weights=True, average_attn_weights=True)[1]
+    torch.testing.assert_close(averaged, layer(x, need_weights=True)[1].mean(dim=1))
+
+
+def test_arguments_come_in_torchs_order() -> None:
+    ours, torchs = (
+        [name for name, p in inspect.signature(forward).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        for forward in (LLNAttention.forward, nn.MultiheadAttention.forward)
+    )
+    assert ours == torchs
+
+
+def causal_mask(length: int) -> Tensor:
+    return nn.Transformer.generate_square_subsequent_mask(length)
+
+
+@layers
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_layer_stands_in_for_the_attention_of_torchs_encoder_layer(layer_class, training, batch_first) -> None:
+    options = {"dropout": 0.0, "batch_first": batch_first}
+    for causal in (False, True):
+        torchs = nn.TransformerEncoderLayer(32, 4, 64, **options)
+        torchs.self_attn = attention = layer_class(32, 4, causal=causal, **options)
+        torchs.train(training)
+        x = torch.randn(3, 3, 32)
+        with torch.set_grad_enabled(training):
+            if causal:
+                out = torchs(x, src_mask=causal_mask(3), is_causal=True)
+            else:
+                out = torchs(x)
+            attention.matcher.reset_parameters()
+            hidden = torchs.norm1(x + attention(x)[0])
+            expected = torchs.norm2(hidden + torchs.linear2(torchs.linear1(hidden).relu()))
+        torch.testing.assert_close(out, expected)
+
+
+def test_a_layer_stands_in_for_the_attentions_of_torchs_encoder_and_decoder() -> None:
+    encoder_layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder_layer.self_attn = LLNDiagAttention(32, 4)
+    with pytest.warns(UserWarning, match="enable_nested_tensor is True"):
+        encoder = nn.TransformerEncoder(encoder_layer, 2)
+    decoder_layer = nn.TransformerDecoderLayer(32, 4, 64, batch_first=True)
+    decoder_layer.self_attn = LLNDiagAttention(32, 4, causal=True)
+    decoder_layer.multihead_attn = LLNAttention(32, 4, matching="running")  # 'sample' would look at later queries
+    decoder = nn.TransformerDecoder(decoder_layer, 2)
+    encoder.eval(), decoder.eval()
+    with torch.no_grad():
+        memory = encoder(torch.randn(2, 7, 32))
+        x = torch.randn(2, 9, 32)
+        whole = decoder(x, memory, tgt_mask=causal_mask(9))  # the decoder finds that it is causal
+        torch.testing.assert_close(decoder(x[:, :5], memory, tgt_mask=causal_mask(5)), whole[:, :5])
+
+
+@pytest.mark.parametrize("mask", [causal_mask(9), causal_mask(9).isinf(), causal_mask(9).expand(8, 9, 9)], ids=str)
+def test_a_causal_layer_takes_the_causal_mask(mask: Tensor) -> None:
+    layer, x = LLNAttention(32, 4, causal=True).eval(), torch.randn(2, 9, 32)
+    assert torch.equal(layer(x, attn_mask=mask, is_causal=True)[0], layer(x)[0])
+    encoder_layer = LLNEncoderLayer(32, 4, attention_options={"causal": True}).eval()
+    assert torch.equal(encoder_layer(x, src_mask=mask, is_causal=True), encoder_layer(x))
+
+
+@pytest.mark.parametrize(
+    ("causal", "arguments", "message"),
+    [
+        (False, {"is_causal": True}, "is_causal=True, but this layer is bidirectional: make it with causal=True"),
+        (False, {"attn_mask": torch.zeros(9, 9)}, "an N x N attn_mask, here \\(9, 9\\), cannot be honoured"),
+        (True, {"attn_mask": causal_mask(9)}, "pass is_causal=True"),
+        (True, {"attn_mask": torch.zeros(9, 9), "is_causal": True}, "attn_mask is not the causal mask"),
+        (True, {"attn_mask": ~causal_mask(9).isinf(), "is_causal": True}, "attn_mask is not the causal mask"),
+        (True, {"attn_mask": causal_mask(8), "is_causal": True}, "attn_mask must be \\(9, 9\\)"),
+    ],
+)
+def test_other_masks_are_refused(causal: bool, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLNAttention(32, 4, causal=causal)(torch.randn(2, 9, 32), **arguments)
+
+
+def test_the_encoder_layer_refuses_a_mask_that_is_not_what_it_says() -> None:
+    layer = LLNEncoderLayer(32, 4, attention_options={"causal": True})
+    with pytest.raises(ValueError, match="attn_mask is not the causal mask"):
+        layer(torch.randn(2, 9, 32), src_mask=torch.zeros(9, 9), is_causal=True)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lln.backends.operator import compute_dtype
+from lln.ops.lln import Operands, compute_dtype
 
 MASKS = ("none", "right", "left", "holes", "some samples empty")
 LAYOUTS = ("contiguous", "heads inside", "sliced", "reversed features")
@@ -48,6 +48,20 @@ class Inputs:
     key_mask: Tensor | None
     cu_seqlens: Tensor | None
     causal: bool
+
+    @property
+    def operands(self) -> Operands:
+        return Operands(
+            self.q,
+            self.k,
+            self.v,
+            self.alpha,
+            self.beta,
+            self.bias,
+            self.key_mask,
+            self.cu_seqlens,
+            is_causal=self.causal,
+        )
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:

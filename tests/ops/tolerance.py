@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lln.backends import oracle
-from tests.cases import Inputs
+from lln.ops.lln import Operands, oracle
+from tests.ops.cases import Inputs
 
 OUTPUT_FACTOR, GRADIENT_FACTOR, UNITS_IN_LAST_PLACE = 2.0, 3.0, 4.0
 
 
 def truth(inputs: Inputs) -> Tensor:
-    return oracle.attention(
-        inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.beta, inputs.bias,
-        inputs.key_mask, inputs.cu_seqlens, inputs.causal,
-    )[0]  # fmt: skip
+    """In float64, whatever the inputs' dtype."""
+    double = (
+        None if t is None else t.double()
+        for t in (inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.beta, inputs.bias)
+    )
+    return oracle.forward(Operands(*double, inputs.key_mask, inputs.cu_seqlens, is_causal=inputs.causal)).out
 
 
 def plain(inputs: Inputs, fused: bool = False) -> Tensor:
@@ -102,10 +104,7 @@ def term_sizes(inputs: Inputs, upstream: Tensor) -> dict[str, float]:
     v of P_ij |dout_i|, q and k of T_ij along a row and along a column, their scales of those times |q| and |k|.
     """
     with torch.no_grad():
-        matrix = oracle.attention(
-            inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.beta, inputs.bias,
-            inputs.key_mask, inputs.cu_seqlens, inputs.causal,
-        )[1]  # fmt: skip
+        matrix = oracle.matrix(inputs.operands)
     key_heads, counts = inputs.k.shape[1], inputs.key_mask
     q, k, v = (x.detach().double().abs() for x in (inputs.q, inputs.k, inputs.v))
     if counts is not None:

@@ -1,6 +1,7 @@
-"""The contract of the operator. Every backend passes these tests unchanged."""
+"""The contract of LLN attention. Every backend passes these tests unchanged."""
 
 import dataclasses
+import os
 from itertools import pairwise
 
 import pytest
@@ -8,20 +9,25 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from lln import backends
-from tests.cases import Case, Inputs, build, cases
-from tests.tolerance import GRADIENT_FACTOR, OUTPUT_FACTOR, assert_as_good, oracle_rounding, plain, term_sizes, truth
+from tests.ops.cases import Case, Inputs, build, cases
+from tests.ops.subjects import Subject, compute, every_subject
+from tests.ops.tolerance import (
+    GRADIENT_FACTOR,
+    OUTPUT_FACTOR,
+    assert_as_good,
+    oracle_rounding,
+    plain,
+    term_sizes,
+    truth,
+)
 
-BACKENDS = [name for name in backends.AUTOMATIC if backends.unavailable(name) is None]
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_backend = every_subject("attention")
+EXAMPLES = int(os.environ.get("LLN_CONTRACT_EXAMPLES", 300))
 either_direction = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
-def run(backend: str, inputs: Inputs) -> Tensor:
-    if backends.refusal(backend, inputs.q, inputs.k, inputs.v) is not None:
-        backend = "chunked"  # what a user gets for these inputs
-    operands = (inputs.alpha, inputs.beta, inputs.bias, inputs.key_mask, inputs.cu_seqlens, None, None, None)
-    return backends.forward(backend, inputs.q, inputs.k, inputs.v, *operands, inputs.causal)[0]
+def run(subject: Subject, inputs: Inputs) -> Tensor:
+    return compute(subject, inputs.operands).out
 
 
 def with_grad(inputs: Inputs) -> Inputs:
@@ -32,17 +38,17 @@ def with_grad(inputs: Inputs) -> Inputs:
     })  # fmt: skip
 
 
-def check_case(backend: str, case: Case) -> None:
+def check_case(subject: Subject, case: Case) -> None:
     inputs = build(case)
-    check_inputs(backend, inputs)
+    check_inputs(subject, inputs)
 
 
-def check_inputs(backend: str, inputs: Inputs) -> None:
+def check_inputs(subject: Subject, inputs: Inputs) -> None:
     results = {
         "true": truth,
         "plain": plain,
         "plain, fused": lambda x: plain(x, fused=True),
-        "actual": lambda x: run(backend, x),
+        "actual": lambda x: run(subject, x),
     }
     plainly = ("plain", "plain, fused")
     outputs, gradients = {}, {}
@@ -75,18 +81,18 @@ def check_inputs(backend: str, inputs: Inputs) -> None:
 
 
 @every_backend
-@settings(max_examples=300)
+@settings(max_examples=EXAMPLES)
 @given(case=cases())
-def test_outputs_and_gradients_agree_with_the_oracle(backend: str, case: Case) -> None:
-    check_case(backend, case)
+def test_outputs_and_gradients_agree_with_the_oracle(subject: Subject, case: Case) -> None:
+    check_case(subject, case)
 
 
 @pytest.mark.slow
 @every_backend
 @settings(max_examples=2000, derandomize=False)
 @given(case=cases())
-def test_outputs_and_gradients_agree_with_the_oracle_in_a_large_sweep(backend: str, case: Case) -> None:
-    check_case(backend, case)
+def test_outputs_and_gradients_agree_with_the_oracle_in_a_large_sweep(subject: Subject, case: Case) -> None:
+    check_case(subject, case)
 
 
 def stress_case(causal: bool, sigma: float = 1.0, **changes: object) -> Case:
@@ -124,96 +130,96 @@ SPIKES = (
 @every_backend
 @either_direction
 @pytest.mark.parametrize("sigma", [1e-3, 0.1, 1.0, 4.0, 16.0, 64.0])
-def test_every_input_scale_is_finite_and_correct(backend: str, causal: bool, sigma: float) -> None:
-    check_inputs(backend, build(stress_case(causal, sigma)))
+def test_every_input_scale_is_finite_and_correct(subject: Subject, causal: bool, sigma: float) -> None:
+    check_inputs(subject, build(stress_case(causal, sigma)))
 
 
 @every_backend
 @either_direction
 @pytest.mark.parametrize("kind", SPIKES)
-def test_outliers_are_finite_and_correct(backend: str, causal: bool, kind: str) -> None:
-    check_inputs(backend, spiked(build(stress_case(causal)), kind))
+def test_outliers_are_finite_and_correct(subject: Subject, causal: bool, kind: str) -> None:
+    check_inputs(subject, spiked(build(stress_case(causal)), kind))
 
 
 @every_backend
 @either_direction
 @pytest.mark.parametrize("sigma", [1e-3, 1.0, 16.0, 64.0])
-def test_rows_of_weights_sum_to_one(backend: str, causal: bool, sigma: float) -> None:
+def test_rows_of_weights_sum_to_one(subject: Subject, causal: bool, sigma: float) -> None:
     inputs = build(stress_case(causal, sigma))
-    out = run(backend, dataclasses.replace(inputs, v=torch.ones_like(inputs.v)))
+    out = run(subject, dataclasses.replace(inputs, v=torch.ones_like(inputs.v)))
     torch.testing.assert_close(out, torch.ones_like(out), atol=1e-5, rtol=0)
 
 
 @every_backend
 @either_direction
-def test_values_at_the_edge_of_float16_stay_finite(backend: str, causal: bool) -> None:
+def test_values_at_the_edge_of_float16_stay_finite(subject: Subject, causal: bool) -> None:
     inputs = build(stress_case(causal, dtype=torch.float16))
     largest = torch.finfo(torch.float16).max
     v = torch.where(inputs.v > 0, largest, -largest).to(torch.float16)
     inputs = dataclasses.replace(inputs, v=v)
-    out, true = run(backend, inputs), truth(inputs)
+    out, true = run(subject, inputs), truth(inputs)
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.double(), true, atol=largest * 2**-10, rtol=0)
 
 
 @every_backend
 @pytest.mark.parametrize("position", [1, 63, 64, 100, 199])
-def test_a_huge_later_key_changes_no_bit_of_an_earlier_row(backend: str, position: int) -> None:
+def test_a_huge_later_key_changes_no_bit_of_an_earlier_row(subject: Subject, position: int) -> None:
     inputs = build(stress_case(causal=True, mask="holes"))
     k = inputs.k.clone()
     k[:, :, position] *= 1e4
-    before, after = run(backend, inputs), run(backend, dataclasses.replace(inputs, k=k))
+    before, after = run(subject, inputs), run(subject, dataclasses.replace(inputs, k=k))
     assert torch.equal(before[:, :, :position], after[:, :, :position])
 
 
 @every_backend
 @either_direction
 @pytest.mark.parametrize("length, padded", [(1, 70), (37, 64), (100, 101), (130, 300)])
-def test_right_padding_changes_no_bit(backend: str, causal: bool, length: int, padded: int) -> None:
+def test_right_padding_changes_no_bit(subject: Subject, causal: bool, length: int, padded: int) -> None:
     inputs = build(stress_case(causal, queries=padded, keys=padded, biased=True))
     mask = (torch.arange(padded) < length).expand(2, -1)
     short = [x[:, :, :length] for x in (inputs.q, inputs.k, inputs.v)]
-    with_padding = run(backend, dataclasses.replace(inputs, key_mask=mask))
-    without = run(backend, dataclasses.replace(inputs, q=short[0], k=short[1], v=short[2]))
+    with_padding = run(subject, dataclasses.replace(inputs, key_mask=mask))
+    without = run(subject, dataclasses.replace(inputs, q=short[0], k=short[1], v=short[2]))
     assert torch.equal(with_padding[:, :, :length], without)
 
 
 @every_backend
 @either_direction
 @pytest.mark.parametrize("kind", ["left", "right", "holes"])
-def test_padding_keys_do_not_count(backend: str, causal: bool, kind: str) -> None:
+def test_padding_keys_do_not_count(subject: Subject, causal: bool, kind: str) -> None:
     inputs = build(stress_case(causal, mask=kind))
     assert inputs.key_mask is not None
     garbage = [torch.where(inputs.key_mask[:, None, :, None], x, torch.nan) for x in (inputs.k, inputs.v)]
-    padded = run(backend, dataclasses.replace(inputs, k=garbage[0], v=garbage[1]))
+    padded = run(subject, dataclasses.replace(inputs, k=garbage[0], v=garbage[1]))
     for sample, counts in enumerate(inputs.key_mask):
         one = slice(sample, sample + 1)
         kept = [x[one][:, :, counts] for x in (inputs.q, inputs.k, inputs.v)]
-        alone = run(backend, Inputs(*kept, inputs.alpha[one], inputs.beta[one], None, None, None, causal))
+        alone = run(subject, Inputs(*kept, inputs.alpha[one], inputs.beta[one], None, None, None, causal))
         assert_close_to_rounding(padded[one][:, :, counts], alone, inputs.v)
 
 
 @every_backend
 @either_direction
-def test_packed_sequences_equal_a_loop(backend: str, causal: bool) -> None:
+def test_packed_sequences_equal_a_loop(subject: Subject, causal: bool) -> None:
     inputs = build(stress_case(causal, batch=1, packed=True, biased=True))
     assert inputs.cu_seqlens is not None and inputs.bias is not None
-    packed, edges = run(backend, inputs), inputs.cu_seqlens.tolist()
+    packed, edges = run(subject, inputs), inputs.cu_seqlens.tolist()
     for i, (start, stop) in enumerate(pairwise(edges)):
         part = [x[:, :, start:stop] for x in (inputs.q, inputs.k, inputs.v)]
         scales = [x[i : i + 1] for x in (inputs.alpha, inputs.beta, inputs.bias)]
-        alone = run(backend, Inputs(*part, *scales, None, None, causal))
+        alone = run(subject, Inputs(*part, *scales, None, None, causal))
         assert_close_to_rounding(packed[:, :, start:stop], alone, inputs.v)
 
 
 @every_backend
 @either_direction
-def test_batch_mates_have_no_influence(backend: str, causal: bool) -> None:
+def test_batch_mates_have_no_influence(subject: Subject, causal: bool) -> None:
     inputs = build(stress_case(causal, batch=3))
-    together = run(backend, inputs)
+    together = run(subject, inputs)
     for sample in range(3):
         one = slice(sample, sample + 1)
-        alone = run(backend, Inputs(
+        alone = run(subject, Inputs(
             inputs.q[one], inputs.k[one], inputs.v[one], inputs.alpha[one], inputs.beta[one], None, None, None, causal
         ))  # fmt: skip
         assert_close_to_rounding(together[one], alone, inputs.v)
@@ -221,11 +227,11 @@ def test_batch_mates_have_no_influence(backend: str, causal: bool) -> None:
 
 @every_backend
 @either_direction
-def test_a_row_without_keys_gives_zeros_and_no_gradient(backend: str, causal: bool) -> None:
+def test_a_row_without_keys_gives_zeros_and_no_gradient(subject: Subject, causal: bool) -> None:
     inputs = with_grad(build(stress_case(causal)))
     mask = torch.ones(2, 200, dtype=torch.bool)
     mask[0] = False
-    out = run(backend, dataclasses.replace(inputs, key_mask=mask))
+    out = run(subject, dataclasses.replace(inputs, key_mask=mask))
     assert (out[0] == 0).all()
     out.sum().backward()
     for x in (inputs.q, inputs.k, inputs.v):
@@ -234,12 +240,12 @@ def test_a_row_without_keys_gives_zeros_and_no_gradient(backend: str, causal: bo
 
 @every_backend
 @either_direction
-def test_masked_keys_get_no_gradient_whatever_they_hold(backend: str, causal: bool) -> None:
+def test_masked_keys_get_no_gradient_whatever_they_hold(subject: Subject, causal: bool) -> None:
     inputs = build(stress_case(causal, mask="holes"))
     assert inputs.key_mask is not None
     counts = inputs.key_mask[:, None, :, None]
     k, v = (torch.where(counts, x, torch.nan).requires_grad_() for x in (inputs.k, inputs.v))
-    run(backend, dataclasses.replace(inputs, k=k, v=v)).square().sum().backward()
+    run(subject, dataclasses.replace(inputs, k=k, v=v)).square().sum().backward()
     for x in (k, v):
         assert x.grad is not None and torch.isfinite(x.grad).all() and (x.grad[~counts.expand_as(x.grad)] == 0).all()
 

@@ -2,29 +2,48 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
-NATIVE := $(wildcard src/lln/backends/native/csrc/*) src/lln/backends/native/build.py
+NATIVE := $(wildcard src/lln/ops/native/csrc/*) src/lln/ops/native/build.py
+
+# What the library is without its extras: the operations, their functions, states, layers and matching.
+CORE := tests/ops tests/native tests/test_attention.py tests/test_state.py tests/test_layers.py tests/test_matching.py tests/test_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs bench sweep sanitize calibrate clean
+.PHONY: help setup demo test alone lint docs bench sweep sanitize calibrate clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(READY)  ## make .venv and install the package with its pinned dependencies
+setup: $(READY)  ## make .venv and install library and laboratory with all their pinned dependencies
 
 # torch goes first and exactly: a looser request could bring a GPU build of several gigabytes.
-$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+$(DEMO): pyproject.toml setup.py lab/pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(PIP) torch==2.13.0
+	$(PIP) -e . -e lab
 	@touch $@
 
-demo: $(READY)  ## pre-train softmax, LLN and LLN+Diag on text that every Python has, watch, time; runs/demo/report.html
+$(READY): $(DEMO)
+	$(PIP) -e '.[dev]' -e 'lab[all]'
+	@touch $@
+
+demo: $(DEMO)  ## pre-train softmax, LLN and LLN+Diag on text that every Python has, watch, time; runs/demo/report.html
 	$(BIN)/lln demo
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+alone: $(READY)  ## build the library's wheel, install it with torch and numpy only, and run its core tests there
+	rm -rf build/alone && mkdir -p build/alone
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/alone .
+	$(PYTHON) -m venv build/alone/venv
+	build/alone/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
+	build/alone/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps build/alone/*.whl
+	build/alone/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytest pytest-timeout hypothesis
+	cp -r tests pyproject.toml build/alone/
+	cd build/alone && LLN_CONTRACT_EXAMPLES=40 venv/bin/python -m pytest $(CORE)
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -42,12 +61,12 @@ sweep: $(READY)  ## the slow property tests and statistical gates
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(BIN)/python -m lln.backends.native.sanitize
+	$(BIN)/python tools/sanitize.py
 
 calibrate: $(READY)  ## measure the matching table anew
 	$(BIN)/lln calibrate
 
 clean:  ## remove the environment, builds and runs
-	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	rm -f src/lln/backends/native/*.so
+	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info lab/src/*.egg-info lab/build
+	rm -f src/lln/ops/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-NATIVE = "lln.backends.native"
+NATIVE = "lln.ops.native"
 recipe = runpy.run_path(str(Path(__file__).parent / "src" / Path(*NATIVE.split(".")) / "build.py"))
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lln.hf.conversion.closeness import Closeness
-from lln.hf.attention.masks import padding_mask
-from lln.hf.conversion.text_file import TextFile
 from torch import Tensor
 
+from lln.hf.attention.masks import padding_mask
+from lln.hf.conversion.closeness import Closeness
+from lln.hf.conversion.text_file import TextFile
 from lln.near_far import NEUTRAL, near_far_attention
 from lln.near_far_fit import NearFarFit, near_far_parts
 from lln.ops.near_far import WEIGHTS

@@ -83,9 +83,9 @@ def log_sum(count: int, x: float) -> dict[str, float]:
 
 @torch.no_grad()
 def of_model(plan: Plan) -> list[dict[str, Any]]:
-    from lln.hf.conversion.text_file import TextFile
     from transformers import AutoModel, AutoTokenizer
 
+    from lln.hf.conversion.text_file import TextFile
     from lln_lab.bench.near_far import attention_of
 
     assert plan.model is not None and plan.data is not None

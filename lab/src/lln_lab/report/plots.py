@@ -17,7 +17,7 @@ RESERVED = {
     "lln_diag": 2,
     "lln+diag": 2,
 }  # the same on every plot of the page
-POINTS = 12_000  # of a plot; more are thinned: a screen has some 2,000 columns
+POINTS = 30_000  # of a plot; more are thinned
 FEWEST = 40  # points that every line keeps
 
 Numbers = Sequence[float | None]

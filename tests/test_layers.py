@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, MomentMatcher, lln_attention
+from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, MomentMatcher, NearFarAttention, lln_attention
 
-layers = pytest.mark.parametrize("layer_class", [LLNAttention, LLNDiagAttention])
+layers = pytest.mark.parametrize("layer_class", [LLNAttention, LLNDiagAttention, NearFarAttention])
 
 
 @layers
@@ -106,7 +106,7 @@ def test_subtracting_the_mean_key_makes_the_layer_blind_to_it() -> None:
     torch.testing.assert_close(layer(x)[0], before, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_encoder_layer_is_a_drop_in_inside_torchs_encoder(attention: str, norm_first: bool) -> None:
     layer = LLNEncoderLayer(32, 4, 64, norm_first=norm_first, attention=attention)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, MomentMatcher
+from lln import LLNAttention, LLNDiagAttention, LLNEncoderLayer, MomentMatcher, NearFarAttention
 from lln.zoo import registry
 from lln.zoo.encoder import Encoder
 
@@ -23,6 +23,7 @@ MAKERS: dict[str, Make] = {
     "LLNAttention": lambda: LLNAttention(32, 4, kdim=10, num_key_heads=2, **CAUSAL),
     "LLNAttention without bias": lambda: LLNAttention(32, 4, bias=False),
     "LLNDiagAttention": lambda: LLNDiagAttention(32, 4, mix=0.3, learn_mix=True, matching="learnable"),
+    "NearFarAttention": lambda: NearFarAttention(32, 4, weights=(0.1, 0.2, 0.3, 0.4), **CAUSAL),
     "LLNEncoderLayer": lambda: LLNEncoderLayer(32, 4, 64, attention_options={"learn_mix": True, **CAUSAL}),
     "a model": lambda: nn.Sequential(nn.Embedding(9, 32), *(LLNEncoderLayer(32, 4, 64) for _ in range(2))),
 }

@@ -4,6 +4,8 @@ from lln._version import __version__
 from lln.attention import block_diagonal_attention, lln_attention, lln_diag_attention
 from lln.layers import LLNAttention, LLNDiagAttention, LLNEncoderLayer
 from lln.matching import MomentMatcher, match_moments
+from lln.near_far import NearFarState, near_far_attention
+from lln.near_far_layer import NearFarAttention
 from lln.state import LLNState
 
 __all__ = [
@@ -12,9 +14,12 @@ __all__ = [
     "LLNEncoderLayer",
     "LLNState",
     "MomentMatcher",
+    "NearFarAttention",
+    "NearFarState",
     "__version__",
     "block_diagonal_attention",
     "lln_attention",
     "lln_diag_attention",
     "match_moments",
+    "near_far_attention",
 ]

@@ -2,10 +2,15 @@
 
 LLN (eq. 9):            P_ij ∝ sum_l exp(w_l + alpha_l q_il + beta_l k_jl)
 block-diagonal softmax: P_ij ∝ exp(scale q_i . k_j) inside a block of consecutive positions
+near-far:               what multiplies v_j in row i; the slope's part of it has both signs
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from lln.near_far import near_far_attention
 from lln.observers import unwatched
 from lln.ops.blocks import Operands as BlockOperands
 from lln.ops.blocks import matrix as matrix_of_blocks
@@ -45,3 +50,18 @@ def block_diagonal_matrix(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with unwatched():
         return matrix_of_blocks(BlockOperands(q, k, k, key_mask, cu_seqlens, block_size, scale, is_causal)).to(q.dtype)
+
+
+def near_far_matrix(
+    q: Tensor,
+    k: Tensor,
+    alpha: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    key_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """(B, Hq, N, N) in the dtype of q; arguments as `near_far_attention` takes them. The values are unit vectors."""
+    unit = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(k.shape[0], k.shape[1], -1, -1)
+    with unwatched():
+        return near_far_attention(q, k, unit, alpha, beta, key_mask=key_mask, **options)

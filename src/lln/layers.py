@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lln.attention import lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching.matcher import MomentMatcher
+from lln.near_far_state import NearFarState
 from lln.state import LLNState
 
 
@@ -124,9 +125,9 @@ class LLNAttention(nn.Module):
         is_causal: bool = False,
         *,
         cu_seqlens: Tensor | None = None,
-        state: LLNState | None = None,
+        state: LLNState | NearFarState | None = None,
         return_state: bool = False,
-    ) -> tuple[Tensor, Tensor | LLNState | None]:
+    ) -> tuple[Tensor, Tensor | LLNState | NearFarState | None]:
         """Output (as query) and, if asked for, the weights (B, H, Nq, Nk) or the state; else None.
 
         key and value are the query by default (self-attention). Without a batch, query is (Nq, E), key_padding_mask
@@ -156,7 +157,7 @@ class LLNAttention(nn.Module):
             q, k, v, alpha, beta, is_causal=self.causal, cu_seqlens=cu_seqlens,
             state=state, return_state=return_state, backend=self.backend, **common,
         )  # fmt: skip
-        extra: Tensor | LLNState | None = None
+        extra: Tensor | LLNState | NearFarState | None = None
         if return_state:
             out, extra = out
         if need_weights:
@@ -290,8 +291,9 @@ class LLNEncoderLayer(nn.Module):
 
     `src_key_padding_mask` is torch's: True (or -inf) where a position is padding.
 
-    Args beyond torch.nn.TransformerEncoderLayer's: attention, 'lln_diag' (default) or 'lln'; attention_options, further
-    arguments of `LLNDiagAttention` or `LLNAttention`, such as causal, matching, block_size. batch_first is True by default.
+    Args beyond torch.nn.TransformerEncoderLayer's: attention, 'lln_diag' (default), 'lln' or 'lln_near_far';
+    attention_options, further arguments of `LLNDiagAttention`, `LLNAttention` or `NearFarAttention`, such as causal, matching,
+    block_size. batch_first is True by default.
     """
 
     def __init__(
@@ -312,7 +314,7 @@ class LLNEncoderLayer(nn.Module):
         attention_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        kinds = {"lln": LLNAttention, "lln_diag": LLNDiagAttention}
+        kinds = _kinds()
         if attention not in kinds:
             raise ValueError(f"unknown attention {attention!r}; there are {', '.join(map(repr, kinds))}")
         activations: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -372,6 +374,12 @@ class LLNEncoderLayer(nn.Module):
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+def _kinds() -> dict[str, type[LLNAttention]]:
+    from lln.near_far_layer import NearFarAttention  # which is made of this file's layers
+
+    return {"lln": LLNAttention, "lln_diag": LLNDiagAttention, "lln_near_far": NearFarAttention}
 
 
 def _counting(padding: Tensor) -> Tensor:

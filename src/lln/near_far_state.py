@@ -43,11 +43,13 @@ class NearFarState:
 
     @staticmethod
     def of(past: Past, x: Operands) -> "NearFarState":
+        """The state after `x`, from what the operation left."""
         window = (past.keys, past.values, past.counts)
         return NearFarState(*past.moments, *window, *past.first, past.taken, x.alpha.detach(), x.beta.detach())
 
     @property
     def past(self) -> Past:
+        """The same as the operation takes it."""
         moments = Moments(*(getattr(self, name) for name in Moments._fields))
         first = FirstTokens(self.first_keys, self.first_values, self.first_counts)
         return Past(moments, self.window_keys, self.window_values, self.window_counts, first, self.taken)
@@ -61,15 +63,19 @@ class NearFarState:
         return self._map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def to(self, device: torch.device | str) -> "NearFarState":
+        """The same on another device."""
         return self._map(lambda x: x.to(device))
 
     def detach(self) -> "NearFarState":
+        """The same without its history: no gradient goes further back."""
         return self._map(torch.detach)
 
     def clone(self) -> "NearFarState":
+        """A copy with memory of its own."""
         return self._map(torch.clone)
 
     def nbytes(self) -> int:
+        """What it takes in memory."""
         return sum(x.numel() * x.element_size() for x in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Tensor]:

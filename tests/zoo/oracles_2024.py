@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln import match_moments
 from tests.zoo.oracles import first_counting, mean_by, visible
 
 
@@ -170,6 +171,44 @@ def sla(m: Any, q: Tensor, k: Tensor, v: Tensor, counts: Tensor, causal: bool, x
     return out
 
 
+def near_far(m: Any, q: Tensor, k: Tensor, v: Tensor, counts: Tensor, causal: bool, x: Tensor) -> Tensor:
+    out, first, o, scale = torch.zeros_like(v), first_counting(counts), m.options, q.shape[2] ** -0.5
+    centre = k[:, counts].mean(dim=1) if counts.any() else k[:, 0]
+    if causal or o.alpha is not None:
+        a, b, centre = [m.alpha] * len(q), [m.beta] * len(q), 0 * centre
+    else:
+        found = match_moments(q[None], k[None], key_mask=counts[None], target=o.target, center_keys=True)
+        a, b = (t.flatten().tolist() for t in found)
+    for h in range(len(q)):
+        for i in range(q.shape[1]):
+            near, far = [], []
+            for j in visible(i, counts, causal):
+                blocks = abs((i - first) // o.block_size - (j - first) // o.block_size)
+                (near if blocks <= o.neighbours or j - first < o.first_tokens else far).append(j)
+            if i < first or not near + far:
+                continue
+            weights = torch.stack([(scale * q[h, i] @ k[h, j]).exp() for j in near]) if near else torch.zeros(0)
+            exact = (weights[:, None] * v[h, near]).sum(0) / weights.sum() if near else torch.zeros_like(v[h, 0])
+            if not far:
+                out[h, i] = exact
+                continue
+            n, keys, values = len(far), k[h, far], v[h, far]
+            spread = sum(scale**2 * q[h, i, c] ** 2 * keys[:, c].var(correction=0) for c in range(q.shape[2]))
+            excess, tilt = spread / 2, 1.0
+            if spread > 2 * math.log(n):
+                excess, tilt = (2 * spread * math.log(n)).sqrt() - math.log(n), (2 * math.log(n) / spread).sqrt()
+            mass = n * (scale * q[h, i] @ keys.mean(0) + excess).exp()
+            share = mass / (mass + weights.sum())
+            slope = sum(tilt * scale * (key - keys.mean(0)) @ q[h, i] * (value - values.mean(0)) / n
+                        for key, value in zip(keys, values, strict=True))  # fmt: skip
+            kernel = torch.stack([(a[h] * q[h, i] + b[h] * (key - centre[h])).exp().sum() for key in keys])
+            far_lln = (kernel[:, None] * values).sum(0) / kernel.sum()
+            w = m.weights[h]
+            out[h, i] = (1 - share + share * w[0]) * exact
+            out[h, i] += share * (w[1] * far_lln + w[2] * values.mean(0) + w[3] * slope)
+    return out
+
+
 ORACLES_2024: dict[str, Callable[..., Tensor]] = {
     "agent": agent,
     "gated_delta": gated_delta,
@@ -177,6 +216,7 @@ ORACLES_2024: dict[str, Callable[..., Tensor]] = {
     "lolcats": lolcats,
     "mala": mala,
     "mhla": mhla,
+    "near_far": near_far,
     "polaformer": polaformer,
     "sla": sla,
 }

@@ -14,6 +14,7 @@ from tests.zoo.variants import Variant
 
 LENGTHS = (512, 2048)
 LIMITS = {"linear": 1.02, "n log n": 1.02 + math.log(math.log(LENGTHS[1]) / math.log(LENGTHS[0])) / math.log(4)}
+COUNTED_ELSEWHERE = ("near_far",)  # tests/ops/test_near_far_growth.py: a first stretch is cheaper, so exponents mislead
 PARTS = ("flops", "written", "saved")
 DIAG = [Variant(name, {"branch": "diag"}) for name in ("transnormer_t1", "transnormer_t2")]
 EVERY = [Variant(n, only_causal=not lln.zoo.card(n).bidirectional) for n in lln.zoo.names()] + DIAG
@@ -32,7 +33,9 @@ def exponent(variant: Variant, part: str, causal: bool) -> float:
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("variant", [v for v in EVERY if v.card.growth != "quadratic"], ids=str)
+@pytest.mark.parametrize(
+    "variant", [v for v in EVERY if v.card.growth != "quadratic" and v.name not in COUNTED_ELSEWHERE], ids=str
+)
 def test_cost_grows_no_faster_than_claimed(variant: Variant, part: str) -> None:
     for causal in variant.causalities:
         found = exponent(variant, part, causal)

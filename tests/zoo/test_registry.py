@@ -33,11 +33,12 @@ ASKED_FOR = [
     "tnn",
 ]
 SINCE = ["hedgehog", "mala", "polaformer", "agent", "lolcats", "gated_delta", "mhla", "sla"]
+OWN = ["near_far"]
 FUNCTIONS = [n for n in lln.zoo.names() if not lln.zoo.card(n).learned]
 
 
-def test_the_zoo_has_every_attention_of_the_tables_and_those_since() -> None:
-    assert lln.zoo.names() == sorted(ASKED_FOR + SINCE)
+def test_the_zoo_has_every_attention_of_the_tables_those_since_and_its_own() -> None:
+    assert lln.zoo.names() == sorted(ASKED_FOR + SINCE + OWN)
 
 
 def test_an_unknown_member_is_refused_with_those_that_exist() -> None:

@@ -55,6 +55,7 @@ SMALL: dict[str, list[dict[str, Any]]] = {
     "lolcats": [{"window": 3}],
     "longformer": [{"window": 4, "global_tokens": 2}],
     "mhla": [{"blocks": 8}],
+    "near_far": [{"block_size": 4}, {"block_size": 3, "neighbours": 1, "first_tokens": 2, "target": "variance"}],
     "nystromformer": [{"landmarks": 4}, {"landmarks": 4, "convolution": 3, "iterations": 8}],
     "performer": [{"features": 8}],
     "polaformer": [{"form": "polaformer"}, {"form": "nalaformer"}],

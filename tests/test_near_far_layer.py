@@ -46,5 +46,5 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         NearFarAttention(32, 4, weights=(1.0, 2.0, 3.0))
     with pytest.raises(ValueError, match="neighbours must be a whole number of at least 0"):
         NearFarAttention(32, 4, neighbours=-1)
-    with pytest.raises(ValueError, match="length"):
+    with pytest.raises(ValueError, match="as many queries as keys"):
         NearFarAttention(32, 4)(torch.randn(2, 5, 32), torch.randn(2, 9, 32))

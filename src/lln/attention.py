@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lln.matching import match_moments
-from lln.observers import watched
+from lln.observers import UNWATCHED, observers, watched
 from lln.ops import blocks as block_ops
 from lln.ops import diag as diag_ops
 from lln.ops import lln as lln_ops
@@ -17,7 +17,7 @@ from lln.ops.blocks.continued import continue_blocks
 from lln.ops.checks import check_block_size, check_boundaries, check_masks, check_one_length, check_qkv, refuse_unknown
 from lln.ops.diag.both import mixed
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
-from lln.precision import under_autocast
+from lln.ops.operation import under_autocast
 from lln.state import LLNState
 
 Scale = Tensor | float
@@ -102,7 +102,7 @@ def lln_attention(
     _check_state_use(cu_seqlens, state, return_state)
     scales = _scales(q, k, v, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, None)
     x = _lln_operands(q, k, v, scales, key_mask, cu_seqlens, is_causal, state, None)
-    with watched("attention", x):
+    with watched("attention", x) if observers else UNWATCHED:
         found = lln_ops.attention(x, backend)
     if not return_state:
         return found.out
@@ -136,7 +136,7 @@ def block_diagonal_attention(
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     x = block_ops.Operands(q, k, v, key_mask, _edges(cu_seqlens, q), block_size, scale, is_causal)
-    with watched("blocks", x):
+    with watched("blocks", x) if observers else UNWATCHED:
         return block_ops.blocks(x, backend).out
 
 
@@ -233,7 +233,7 @@ def lln_diag_attention(
         q.shape[3] ** -0.5 if scale is None else float(scale), is_causal,
         keep_branch=torch.is_grad_enabled() and not apart,
     )  # fmt: skip
-    with watched("diag" if state is None else "diag_step", x):
+    with watched("diag" if state is None else "diag_step", x) if observers else UNWATCHED:
         if not apart:
             return diag_ops.diag(x, backend).out
         past = _lln_operands(far_q, far_k, v, scales, key_mask, cu_seqlens, is_causal, state, block_size)

@@ -14,7 +14,7 @@ from lln.ops.lln.op import compute_dtype
 from lln.ops.near_far import WEIGHTS, Operands, near_far
 from lln.ops.near_far.continued import Past, continue_near_far
 from lln.ops.near_far.op import check_reach
-from lln.precision import under_autocast
+from lln.ops.operation import under_autocast
 
 NEUTRAL = (0.0, 0.5, 0.5, 0.5)  # far is the mean of LLN and of the first order of softmax; near as softmax has it
 

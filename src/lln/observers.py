@@ -14,20 +14,20 @@ import torch
 Observer = Callable[[str, Any], None]
 observers: list[Observer] = []
 
-_UNWATCHED: AbstractContextManager[None] = nullcontext()
+UNWATCHED: AbstractContextManager[None] = nullcontext()  # around an operation while there are no observers
 _depth = 0
 
 
 def watched(operation: str, operands: Any) -> AbstractContextManager[None]:
     """Around the computation of an operation: tells the observers of it."""
     if not observers or torch.compiler.is_compiling():
-        return _UNWATCHED
+        return UNWATCHED
     return _telling(operation, operands)
 
 
 def unwatched() -> AbstractContextManager[None]:
     """Around what is computed for looking at, which is no attention of its own."""
-    return _inside() if observers and not torch.compiler.is_compiling() else _UNWATCHED
+    return _inside() if observers and not torch.compiler.is_compiling() else UNWATCHED
 
 
 def is_inside() -> bool:

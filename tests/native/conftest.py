@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lln.ops.native.library import available, library
+from lln.ops.native.call import available
+from lln.ops.native.library import library
 
 INSTRUCTION_SETS = list(library().usable) if available() is None else []
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lln.ops.native.interface import CALLS, AttentionCall, BlockCall, Call, MatchCall, MomentsCall, View
+from lln.ops.native.interface import CALLS, AttentionCall, BlockCall, Call, DiagCall, MatchCall, MomentsCall, View
 from lln.ops.native.library import library
 
 FLOAT32, FLOAT16, BFLOAT16, FLOAT64, INT64, BOOL = range(1, 7)
@@ -89,6 +89,7 @@ class Drawing:
             MomentsCall: self._moments,
             MatchCall: self._match,
             BlockCall: self._block,
+            DiagCall: self._diag,
         }
         kind[CALLS[function]](drawn)
         return drawn
@@ -118,8 +119,6 @@ class Drawing:
             self.result(drawn, "out", (self.batch, heads, queries, self.value_dim))
             return
         self._gradients(drawn, queries)
-        if self.rng.random() < 0.5:
-            self._weight(drawn, queries)
         sums = {name: shape for name, shape in state.items() if name != "maximum"}
         for prefix, wanted in (("d", self.rng.random() < 0.5), ("dstart_", starts and self.rng.random() < 0.7)):
             for name, shape in sums.items():
@@ -153,23 +152,41 @@ class Drawing:
         drawn.call.one_block, drawn.call.is_causal = one_block, not one_block and self.rng.random() < 0.5
         drawn.call.block_size, drawn.call.scale = self.rng.choice((1, 3, 16, 64, 200)), 0.3
         queries = self._qkv(drawn, same_rows=not one_block)
-        of_out = (self.batch, self.key_heads * self.groups, queries, self.value_dim)
-        mixes = self.rng.random() < 0.6
-        if mixes:
-            self._weight(drawn, queries)
         if drawn.function == "block_backward":
             self._gradients(drawn, queries)
-            drawn.call.add_to_dq_dk, drawn.call.add_to_dv = self.rng.random() < 0.5, self.rng.random() < 0.5
-            if mixes and self.rng.random() < 0.7:
-                self.strided(drawn, "far", self.dtype, of_out)
-                self.dense(drawn, "dweight", FLOAT32, of_out[:3], written=True)
+        else:
+            self.result(drawn, "out", (self.batch, self.key_heads * self.groups, queries, self.value_dim))
+
+    def _diag(self, drawn: Drawn) -> None:
+        heads, backward = self.key_heads * self.groups, drawn.function == "diag_backward"
+        drawn.call.is_causal, drawn.call.parameter_grads = self.rng.random() < 0.5, self.rng.random() < 0.5
+        drawn.call.block_size, drawn.call.scale = self.rng.choice((1, 3, 16, 64, 200)), 0.3
+        self._qkv(drawn, same_rows=True)
+        of_out, dim = (self.batch, heads, self.rows, self.value_dim), self.dim
+        if self.rng.random() < 0.4:
+            dim = self.rng.choice((1, 8, 33))
+            for name, own in (("lln_q", heads), ("lln_k", self.key_heads)):
+                self.strided(drawn, name, self.dtype, (self.batch, own, self.rows, dim))
+                if backward:
+                    self.result(drawn, f"d{name}", (self.batch, own, self.rows, dim))
+        of_queries, of_keys = (self.sequences, heads, dim), (self.sequences, self.key_heads, dim)
+        parameters = {"alpha": of_queries, "beta": of_keys, "bias": of_queries}
+        for name, shape in parameters.items():
+            self.dense(drawn, name, FLOAT32, shape)
+            if backward and drawn.call.parameter_grads:
+                self.dense(drawn, f"d{name}", FLOAT32, shape, written=True)
+        for name, shape in {"maximum": of_keys, "summed": (*of_keys, self.value_dim), "normaliser": of_keys}.items():
+            self.dense(drawn, name, FLOAT32, shape, written=not backward)
+        self._weight(drawn, self.rows)
+        if not backward:
+            self.result(drawn, "out", of_out)
+            if self.rng.random() < 0.5:
+                self.result(drawn, "lln_out", of_out)
             return
-        self.result(drawn, "out", of_out)
-        if mixes and self.rng.random() < 0.5:
-            self.strided(drawn, "far", self.dtype, of_out)
-        elif mixes:  # in place
-            drawn.call.far = drawn.call.out
-            drawn.views.append("far")
+        self._gradients(drawn, self.rows)
+        if self.rng.random() < 0.5:
+            self.strided(drawn, "lln_out", self.dtype, of_out)
+            self.dense(drawn, "dweight", FLOAT32, of_out[:3], written=True)
 
     def _weight(self, drawn: Drawn, queries: int) -> None:
         rows = self.rng.choice((1, queries))
@@ -287,7 +304,7 @@ def another_dtype(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) 
 def missing(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
     name = rng.choice(drawn.views)
     setattr(call, name, View())
-    if name == "weight" and drawn.function != "block_forward" and "dweight" not in drawn.views:
+    if name == "lln_out" and drawn.function == "diag_forward":
         return False
     return name not in ("key_mask", "query_mask", "cu_seqlens", "bias", "dweight")
 
@@ -359,7 +376,7 @@ def wrong_boundaries(rng: random.Random, memory: Memory, drawn: Drawn, call: Cal
 
 def wrong_number(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
     choices: dict[str, tuple[Any, ...]] = {"isa": (-1, 3, 2**40, -(2**63)), "threads": (0, -1, 1025, 2**62, -(2**63))}
-    if isinstance(call, BlockCall):
+    if isinstance(call, BlockCall | DiagCall):
         choices["block_size"] = (0, -1, -(2**63))
     if isinstance(call, MatchCall):
         for name in ("step_log2_t", "step_log2_length"):
@@ -372,9 +389,9 @@ def wrong_number(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -
 
 def another_kind(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
     """What the call is asked to do, rather than on what."""
-    known = ("is_causal", "parameter_grads", "one_block", "center_keys", "add_to_dq_dk", "add_to_dv")
+    known = ("is_causal", "parameter_grads", "one_block", "center_keys")
     flags = [name for name in known if hasattr(call, name)]
-    if isinstance(call, BlockCall) and rng.random() < 0.5:
+    if isinstance(call, BlockCall | DiagCall) and rng.random() < 0.5:
         call.block_size = rng.choice((1, 2, 2**31, 2**62, 2**63 - 1))
     elif flags:
         setattr(call, rng.choice(flags), rng.choice((0, 1, -1, 2**40)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lln.ops.native import build, library
+from lln.ops.native.call import available, supports
 from tests.native.helpers import random_call
 
 
@@ -32,8 +33,8 @@ def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_a_library_attention_still_works(tmp_path: Path) -> None:
     code = (
-        "import torch, lln; from lln.ops.native import library; from lln.ops.lln import Operands, attention\n"
-        "x, s = torch.randn(1, 1, 4, 8), torch.ones(1, 1, 8); print(library.available());"
+        "import torch, lln; from lln.ops.native.call import available; from lln.ops.lln import Operands, attention\n"
+        "x, s = torch.randn(1, 1, 4, 8), torch.ones(1, 1, 8); print(available());"
         "print(attention.backends.pick('auto', Operands(x, x, x, s, s)).name)"
     )
     reason, chosen = run(code, LLN_NATIVE_LIBRARY=str(tmp_path / "none.so")).splitlines()
@@ -43,7 +44,7 @@ def test_without_a_library_attention_still_works(tmp_path: Path) -> None:
 
 def test_something_else_in_its_place_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("not a library")
-    code = "from lln.ops.native import library; print(library.available())"
+    code = "from lln.ops.native.call import available; print(available())"
     assert "does not load" in run(code, LLN_NATIVE_LIBRARY=str(tmp_path / "text.so"))
 
 
@@ -53,18 +54,18 @@ def test_the_builder_and_the_loader_mean_the_same_file() -> None:
 
 def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLN_NATIVE_ISA", "abacus")
-    reason = library.available()
+    reason = available()
     assert reason is not None and ("portable" in reason or "not compiled" in reason)
 
 
 def test_tensors_it_cannot_take_are_refused_in_words() -> None:
     x = torch.zeros(1, 1, 2, 4)
-    assert library.supports(x, x, x) is None
-    assert "float64" in str(library.supports(x.double(), x.double(), x.double()))
-    assert "meta" in str(library.supports(x, x, x.to("meta")))
+    assert supports(x, x, x) is None
+    assert "float64" in str(supports(x.double(), x.double(), x.double()))
+    assert "meta" in str(supports(x, x, x.to("meta")))
 
 
-@pytest.mark.skipif(library.available() is not None, reason="not compiled")
+@pytest.mark.skipif(available() is not None, reason="not compiled")
 def test_causal_attention_needs_as_many_queries_as_keys() -> None:
     call = random_call(10, causal=True)
     call.q = call.q[:, :, :5]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lln.ops.native.library import available, library
+from lln.ops.native.call import available
+from lln.ops.native.library import library
 
 TESTS = Path(__file__).parents[1]
 OTHERS = [] if available() else list(library().usable)[:-1]  # from the least to the best

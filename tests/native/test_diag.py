@@ -1,4 +1,4 @@
-"""LLN+Diag on the compiled kernel: what its two calls do to each other's rows, and what must not change a bit."""
+"""LLN+Diag on the compiled kernel: what its branches do to each other's rows, and what must not change a bit."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from torch import Tensor
 
 from lln.ops import diag
 from lln.ops.diag import native
-from lln.ops.native.arguments import run
-from lln.ops.native.interface import AttentionCall, BlockCall
+from lln.ops.native.call import run
 
 WANTED = set(diag.diag.differentiable)
 
@@ -118,30 +117,37 @@ def test_a_row_without_a_gradient_may_hold_anything(isa: str) -> None:
     assert_same_bits(gradients(x, grad), expected)
 
 
-def _block_call(x: diag.Operands, **fields: Tensor) -> BlockCall:
-    call = BlockCall(block_size=64, scale=0.3)
-    call.pass_tensors(q=x.q, k=x.k, v=x.v, **fields)
-    return call
+def _fields(x: diag.Operands) -> dict[str, Tensor | float]:
+    """What both passes are called with, but for the weight and what they write."""
+    state = {"maximum": torch.zeros(2, 2, 17), "summed": torch.zeros(2, 2, 17, 9), "normaliser": torch.ones(2, 2, 17)}
+    return {"q": x.q, "k": x.k, "v": x.v, "alpha": x.alpha, "beta": x.beta, "block_size": 64, "scale": 0.3, **state}
 
 
-def test_what_is_mixed_in_may_be_the_output_itself_but_not_lie_across_it() -> None:
+def _gradients(x: diag.Operands) -> dict[str, Tensor]:
+    return {"grad": torch.zeros(2, 4, 150, 9), "dq": x.q.clone(), "dk": x.k.clone(), "dv": x.v.clone()}
+
+
+def test_the_branch_by_itself_may_not_lie_across_the_output() -> None:
     x = random_operands()
     memory = torch.zeros(2, 4, 151, 9)
-    out, across = memory[:, :, 1:], memory[:, :, :-1]
-    run("block_forward", _block_call(x, out=out, far=out, weight=x.weight))
-    with pytest.raises(ValueError, match="far may be out itself, but not lie across it"):
-        run("block_forward", _block_call(x, out=out, far=across, weight=x.weight))
+    for across in (memory[:, :, :-1], memory[:, :, 1:]):
+        with pytest.raises(ValueError, match="lln_out may not lie across out"):
+            run("diag_forward", **_fields(x), weight=x.weight, out=memory[:, :, 1:], lln_out=across)
 
 
 def test_a_mixture_that_lacks_a_part_is_refused_in_words() -> None:
     x = random_operands()
-    out, dense = torch.zeros(2, 4, 150, 9), torch.zeros(2, 4, 150)
-    for fields in ({"far": out}, {"weight": x.weight}):
-        with pytest.raises(ValueError, match="a mixture needs both weight and far"):
-            run("block_forward", _block_call(x, out=torch.zeros_like(out), **fields))
-    grads = {"grad": out, "dq": x.q.clone(), "dk": x.k.clone(), "dv": x.v.clone(), "dweight": dense}
-    with pytest.raises(ValueError, match="dweight needs both weight and far"):
-        run("block_backward", _block_call(x, **grads, weight=x.weight))
+    out = torch.zeros(2, 4, 150, 9)
+    for fields, message in (
+        ({}, "weight is missing"),
+        ({"weight": x.weight, "lln_q": x.q}, "k is missing"),
+        ({"weight": x.weight, "lln_k": x.k}, "lln_q and lln_k go together"),
+        ({"weight": x.weight, "lln_q": x.q[:, :, 1:], "lln_k": x.k}, "out must have shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("diag_forward", **_fields(x), **fields, out=out)
+    with pytest.raises(ValueError, match="dweight needs lln_out"):
+        run("diag_backward", **_fields(x), **_gradients(x), weight=x.weight, dweight=torch.zeros(2, 4, 150))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +160,7 @@ def test_a_mixture_that_lacks_a_part_is_refused_in_words() -> None:
 )
 def test_weights_of_another_form_are_refused_in_words(weight: Tensor, message: str) -> None:
     x = random_operands()
-    out = torch.zeros(2, 4, 150, 9)
     with pytest.raises(ValueError, match=message):
-        run("block_forward", _block_call(x, out=out, far=out, weight=weight))
-    call = AttentionCall()
-    state = {"maximum": torch.zeros(2, 2, 17), "summed": torch.zeros(2, 2, 17, 9), "normaliser": torch.ones(2, 2, 17)}
-    grads = {"grad": out, "dq": x.q.clone(), "dk": x.k.clone(), "dv": x.v.clone()}
-    call.pass_tensors(q=x.q, k=x.k, v=x.v, alpha=x.alpha, beta=x.beta, **state, **grads, weight=weight)
+        run("diag_forward", **_fields(x), weight=weight, out=torch.zeros(2, 4, 150, 9))
     with pytest.raises(ValueError, match=message):
-        run("backward", call)
+        run("diag_backward", **_fields(x), weight=weight, **_gradients(x))

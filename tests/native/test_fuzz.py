@@ -11,8 +11,8 @@ from lln.ops.blocks import native as native_blocks
 from lln.ops.lln import native
 from lln.ops.moments import Operands as MomentsOperands
 from lln.ops.moments import native as native_moments
-from lln.ops.native.arguments import run
-from lln.ops.native.interface import CALLS, AttentionCall, MomentsCall
+from lln.ops.native.call import filled, run
+from lln.ops.native.interface import CALLS, MomentsCall
 from lln.ops.native.library import library
 from tests.native.fuzz import fuzz
 from tests.native.helpers import random_call
@@ -40,12 +40,11 @@ def test_an_instruction_set_that_is_not_there_is_refused_by_number() -> None:
 
 def test_the_bytes_behind_a_pointer_are_those_of_its_storage() -> None:
     whole = torch.zeros(10, 6)
-    call = MomentsCall()
-    call.pass_tensors(x=whole[3:, 2:])
-    assert call.x.bytes == (60 - 20) * 4
-    assert list(call.x.size) == [7, 4, 0, 0] and list(call.x.stride) == [6, 1, 0, 0]
-    call.pass_tensors(x=torch.zeros(2, dtype=torch.complex64)[1:])
-    assert call.x.dtype not in range(7) and call.x.bytes <= 8
+    x = filled(MomentsCall, x=whole[3:, 2:]).x
+    assert x.bytes == (60 - 20) * 4
+    assert list(x.size) == [7, 4, 0, 0] and list(x.stride) == [6, 1, 0, 0]
+    other = filled(MomentsCall, x=torch.zeros(2, dtype=torch.complex64)[1:]).x
+    assert other.dtype not in range(7) and other.bytes <= 8
 
 
 def test_storage_that_was_taken_away_is_not_read() -> None:
@@ -91,15 +90,12 @@ def test_a_start_of_another_form_is_refused_in_words(part: int) -> None:
 def test_a_result_may_not_overlap_itself() -> None:
     q = torch.zeros(1, 1, 4, 8)
     scale = torch.ones(1, 1, 8)
-    call = AttentionCall()
-    call.pass_tensors(q=q, k=q, v=q, alpha=scale, beta=scale, maximum=torch.empty(1, 1, 8))
-    call.pass_tensors(summed=torch.empty(1, 1, 8, 8), normaliser=torch.empty(1, 1, 8))
-    call.pass_tensors(out=torch.empty(1, 1, 1, 8).expand(1, 1, 4, 8))
+    state = {"maximum": scale, "summed": torch.empty(1, 1, 8, 8), "normaliser": scale.clone()}
+    fields = {"q": q, "k": q, "v": q, "alpha": scale, "beta": scale, **state}
     with pytest.raises(ValueError, match="out is written to and may not overlap itself"):
-        run("forward", call)
-    call.pass_tensors(out=torch.empty(1, 1, 8, 4).mT)
+        run("forward", **fields, out=torch.empty(1, 1, 1, 8).expand(1, 1, 4, 8))
     with pytest.raises(ValueError, match="out must have adjacent features"):
-        run("forward", call)
+        run("forward", **fields, out=torch.empty(1, 1, 8, 4).mT)
 
 
 @pytest.mark.parametrize(

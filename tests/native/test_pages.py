@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lln.ops.native.arguments import LARGE_RESULT
+from lln.ops.native.call import LARGE_RESULT
 from tests.native.helpers import random_call
 
 MAPPINGS = Path("/proc/self/smaps")

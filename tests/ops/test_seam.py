@@ -205,7 +205,7 @@ def test_an_exported_graph_runs_where_there_is_no_kernel(tmp_path: Path) -> None
     torch.save((q, k, v, Attends()(q, k, v)), tmp_path / "expected.pt")
     script = (
         "import sys, torch, lln\n"
-        "from lln.ops.native.library import available\n"
+        "from lln.ops.native.call import available\n"
         "assert available() is not None, 'the kernel was not hidden'\n"
         "module = torch.export.load(sys.argv[1]).module()\n"
         "q, k, v, expected = torch.load(sys.argv[2])\n"

@@ -177,6 +177,19 @@ class Operation(Generic[X, R]):
         return (*(by_name.get(f) for f in self._fields), None)
 
 
+def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As scaled_dot_product_attention does: under autocast q, k and v come in its dtype, float64 excepted.
+
+    Inside of an operation states and normalisers are float32 at least, and autocast is off.
+    """
+    if not isinstance(q, Tensor) or not torch.amp.is_autocast_available(q.device.type):
+        return q, k, v
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))  # type: ignore[return-value]
+
+
 def empty_like_rows(x: Tensor) -> Tensor:
     """Uninitialised, of x's shape; (B, H, N, D) laid out as `empty_rows` does."""
     return empty_rows(x, x.shape[-1]) if x.dim() == 4 else torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,58 +1,63 @@
-"""LLN+Diag on the compiled kernel: the branches mix where the blocks write their rows, and on the way back add up there.
+"""LLN+Diag on the compiled kernel, both branches in one call: allocation here, arithmetic in C++.
 
-    forward     LLN writes its rows; the blocks read each of them, mix, and write the output: w_i LLN_i + (1 - w_i) Diag_i
+    forward     LLN and the blocks write each row once, mixed: w_i LLN_i + (1 - w_i) Diag_i
     backward    LLN from w_i dout_i, scaled as it is read; then the blocks from (1 - w_i) dout_i, which add to LLN's gradients
 
-No scaled gradient, no block output and no sum of the two is ever held in memory. Where nobody wants LLN's rows by themselves,
-they lie where the output is going to be.
+No scaled gradient, no block output and no sum of the two is ever held in memory.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lln.ops.backends import Backend
-from lln.ops.blocks.native import block_call
 from lln.ops.diag.op import Operands, Results
-from lln.ops.lln.native import forward_into, weighted_backward
-from lln.ops.lln.op import Results as LLNResults
-from lln.ops.native.arguments import empty_result, run
-from lln.ops.native.library import available, supports
+from lln.ops.lln.op import State
+from lln.ops.native.call import available, boundaries, dense, empty_result, run, supports
+
+PARAMETERS = ("alpha", "beta", "bias")
 
 
 def forward(x: Operands) -> Results:
     out = empty_result(x.q, x.v.shape[-1])
-    far = forward_into(empty_result(x.q, x.v.shape[-1]) if x.keep_branch else out, x.lln)
-    call = block_call(x.blocks)
-    call.pass_tensors(out=out, far=far.out, weight=x.weight)
-    run("block_forward", call)
-    return Results(out, far.out if x.keep_branch else x.q.new_empty(0), *far[1:])
+    lln_out = empty_result(x.q, x.v.shape[-1]) if x.keep_branch else None
+    state = State.uninitialised(x.beta, x.v.shape[-1], torch.float32)
+    run("diag_forward", **_fields(x), **state._asdict(), out=out, lln_out=lln_out)
+    return Results(out, x.q.new_empty(0) if lln_out is None else lln_out, *state)
 
 
 def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str]) -> dict[str, Tensor]:
-    grad = grads["out"]
-    assert grad is not None
-    far = LLNResults(results.lln_out, *results.state)
-    asked = {"q", "k", "v"} | (wanted & {"alpha", "beta", "bias"})
-    found = weighted_backward({"out": grad, "summed": None, "normaliser": None}, far, x.lln, asked, x.weight)
-    call = block_call(x.blocks)
-    call.add_to_dv = True
-    if x.lln_q is None:
-        call.add_to_dq_dk = True
-    else:
-        found |= {"lln_q": found["q"], "lln_k": found["k"]}
-        found |= {n: empty_result(t, t.shape[-1]) for n, t in (("q", x.q), ("k", x.k))}
-    call.pass_tensors(grad=grad, weight=x.weight, dq=found["q"], dk=found["k"], dv=found["v"])
+    rows = {"q": x.q, "k": x.k, "v": x.v, "lln_q": x.lln_q, "lln_k": x.lln_k}
+    found = {n: empty_result(t, t.shape[-1]) for n, t in rows.items() if t is not None}
+    with_parameters = bool(wanted & set(PARAMETERS))
+    if with_parameters:
+        found |= {n: torch.empty_like(t) for n, t in zip(PARAMETERS, (x.alpha, x.beta, x.alpha), strict=True)}
     if "weight" in wanted:
-        by_row = torch.empty(x.q.shape[:3], dtype=torch.float32)
-        call.pass_tensors(far=results.lln_out, dweight=by_row)
-    run("block_backward", call)
-    if "weight" in wanted:
-        found["weight"] = by_row if x.weight.shape == by_row.shape else by_row.sum(dim=-1, keepdim=True)
+        found["weight"] = torch.empty(x.q.shape[:3], dtype=torch.float32)
+    state = {n: t.contiguous() for n, t in results.state._asdict().items()}
+    written = {f"d{name}": t for name, t in found.items()}
+    branch = results.lln_out if "weight" in wanted else None
+    run(
+        "diag_backward", **_fields(x), **state, grad=grads["out"], lln_out=branch, parameter_grads=with_parameters, **written
+    )  # fmt: skip
+    if "weight" in wanted and x.weight.shape != found["weight"].shape:
+        found["weight"] = found["weight"].sum(dim=-1, keepdim=True)
     return found
 
 
+def _fields(x: Operands) -> dict[str, Any]:
+    """The operands as the kernel takes them."""
+    fields = x._asdict()
+    del fields["keep_branch"]
+    for name in PARAMETERS:
+        fields[name] = dense(fields[name])
+    block_size = min(x.block_size, x.k.shape[2])  # any number of Python's, made to fit one of C's
+    return fields | {"cu_seqlens": boundaries(x.cu_seqlens), "block_size": block_size}
+
+
 def _refuses(x: Operands) -> str | None:
-    return supports(*x.lln[:3]) or supports(*x.blocks[:3])
+    return supports(x.q, x.k, x.v) or (None if x.lln_q is None or x.lln_k is None else supports(x.lln_q, x.lln_k))
 
 
 NATIVE = Backend("native", forward, backward, _refuses, available, expected_on="cpu")

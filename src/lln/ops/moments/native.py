@@ -9,9 +9,7 @@ from torch import Tensor
 from lln.ops.backends import Backend
 from lln.ops.moments.op import Matched, MatchOperands, Moments, Operands, match, moments
 from lln.ops.moments.table import kept_values, load
-from lln.ops.native.arguments import boundaries, run
-from lln.ops.native.interface import MatchCall, MomentsCall
-from lln.ops.native.library import available, supports
+from lln.ops.native.call import available, boundaries, run, supports
 
 
 def forward(x: Operands) -> Moments:
@@ -21,9 +19,7 @@ def forward(x: Operands) -> Moments:
     count = torch.empty(sequences, dtype=torch.int64)
     total = torch.empty(sequences, x.x.shape[1], x.x.shape[3], dtype=torch.float64)
     squares = torch.empty_like(total)
-    call = MomentsCall()
-    call.pass_tensors(x=x.x, key_mask=x.key_mask, cu_seqlens=edges, count=count, total=total, squares=squares)
-    run("moments", call)
+    run("moments", x=x.x, key_mask=x.key_mask, cu_seqlens=edges, count=count, total=total, squares=squares)
     return Moments(count.double(), total, squares)
 
 
@@ -34,15 +30,13 @@ def forward_match(x: MatchOperands) -> Matched:
     alpha, beta = torch.empty(shape, dtype=torch.float64), torch.empty(shape, dtype=torch.float64)
     entropies = torch.full((*shape, 2), math.nan, dtype=torch.float64)
     table, log2_t, log2_length = _table(x.target, x.q.shape[-1])
-    call = MatchCall(center_keys=x.center_keys, scale=x.scale)
-    call.first_log2_t, call.step_log2_t = log2_t
-    call.first_log2_length, call.step_log2_length = log2_length
     query_mask = x.key_mask if x.q.shape[2] == x.k.shape[2] else None
-    call.pass_tensors(
-        q=x.q, k=x.k, query_mask=query_mask, key_mask=x.key_mask, cu_seqlens=edges, table=table, alpha=alpha, beta=beta,
+    run(
+        "match", q=x.q, k=x.k, query_mask=query_mask, key_mask=x.key_mask, cu_seqlens=edges,
+        center_keys=x.center_keys, scale=x.scale, table=table, first_log2_t=log2_t[0], step_log2_t=log2_t[1],
+        first_log2_length=log2_length[0], step_log2_length=log2_length[1], alpha=alpha, beta=beta,
         entropies=entropies if x.method == "sample" else None,
     )  # fmt: skip
-    run("match", call)
     return Matched(alpha, beta, entropies)
 
 

@@ -1,1 +1,1 @@
-"""What the operations' native backends share: the compiled library, and how tensors are handed to it."""
+"""The C++ kernel: its build (`build`), the library opened once (`library`) and called (`call`, `interface`)."""

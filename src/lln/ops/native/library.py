@@ -1,7 +1,6 @@
-"""Find and open the compiled library, and choose the instruction set.
+"""Find and open the compiled library, once.
 
-Environment: LLN_NATIVE_ISA picks an instruction set by name (portable, avx2, avx512) instead of the best one this machine
-has; LLN_NATIVE_LIBRARY opens another build of the library, e.g. one with sanitizers; LLN_NATIVE_THREADS: see `team`.
+Environment: LLN_NATIVE_LIBRARY opens another build of it, e.g. one with sanitizers; LLN_NATIVE_THREADS: see `team`.
 """
 
 import ctypes
@@ -10,9 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from lln.ops.native.interface import CALLS, SIZES
 from lln.ops.native.team import torch_team
@@ -32,17 +28,6 @@ class Library:
     prefer_huge_pages: Any
     usable: dict[str, int]
     best: int
-
-    def isa(self) -> int:
-        """The number of the instruction set to use for a call made now."""
-        wanted = os.environ.get("LLN_NATIVE_ISA")
-        if not wanted:
-            return self.best
-        if wanted not in self.usable:
-            raise UnusableError(
-                f"LLN_NATIVE_ISA={wanted!r} cannot run on this machine, which has: {', '.join(self.usable)}"
-            )
-        return self.usable[wanted]
 
 
 @lru_cache(maxsize=1)
@@ -77,25 +62,3 @@ def library() -> Library:
     opened.lln_prefer_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     opened.lln_prefer_huge_pages.restype = None
     return Library(functions, opened.lln_prefer_huge_pages, usable, max(usable.values()))
-
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def available() -> str | None:
-    """None if the kernel can run here, else why not."""
-    try:
-        library().isa()
-    except UnusableError as error:
-        return str(error)
-    return None
-
-
-def supports(*tensors: Tensor) -> str | None:
-    """None if the kernel takes these tensors, else why not."""
-    for name, tensor in zip("qkv", tensors, strict=False):
-        if not tensor.is_cpu:
-            return f"the native backend runs on the CPU; {name} is on {tensor.device}"
-        if tensor.dtype not in DTYPES:
-            return f"the native backend takes float32, float16 and bfloat16; {name} is {tensor.dtype}"
-    return None

@@ -71,19 +71,20 @@ void check_row_weights(Checks& is, const View& weight, const View& q) {
     is.view("weight", weight, FLOAT32, {q.size[0], q.size[1], rows});
 }
 
-void check_mixture(Checks& is, const BlockCall& call, Pass pass, const Sizes& of_out) {
+// What the two branches of LLN+Diag have between them; each has been found to fit by itself.
+void check_mixture(Checks& is, const DiagCall& call, Pass pass) {
+    const Sizes of_out = {call.q.size[0], call.q.size[1], call.q.size[2], call.v.size[3]};
+    is.require(is_given(call.weight), "weight is missing");
     check_row_weights(is, call.weight, call.q);
-    is.optional("far", call.far, call.q.dtype, of_out);
-    const bool mixes = is_given(call.weight);
+    if (is_given(call.lln_q)) is.view("lln_q", call.lln_q, call.q.dtype, {of_out.size[0], of_out.size[1], of_out.size[2], call.lln_q.size[3]});
     if (pass == FORWARD) {
-        is.require(mixes == is_given(call.far), "a mixture needs both weight and far");
-        // Rows of far are read just before those of out are written.
-        is.require(!mixes || !is.passed() || same_view(call.far, call.out) || !share_memory(call.far, call.out),
-                   "far may be out itself, but not lie across it");
+        if (is_given(call.lln_out)) is.result("lln_out", call.lln_out, call.q.dtype, of_out);
+        is.require(!is_given(call.lln_out) || !is.passed() || !share_memory(call.lln_out, call.out), "lln_out may not lie across out");
         return;
     }
     is.optional_dense("dweight", call.dweight, FLOAT32, {of_out.size[0], of_out.size[1], of_out.size[2]});
-    is.require(!is_given(call.dweight) || (mixes && is_given(call.far)), "dweight needs both weight and far");
+    is.require(!is_given(call.dweight) || is_given(call.lln_out), "dweight needs lln_out");
+    if (is_given(call.dweight)) is.view("lln_out", call.lln_out, call.q.dtype, of_out);
 }
 
 void require_as_many_queries(Checks& is, bool needed, const char* whose, const View& q, const View& k) {
@@ -128,7 +129,7 @@ const char* check(const AttentionCall& call, Pass pass, Problem& p) {
         is.dense("dbeta", call.dbeta, FLOAT32, of_keys);
         is.dense("dbias", call.dbias, FLOAT32, of_queries);
     }
-    if (pass == BACKWARD) check_state_gradients(is, call, of_keys, of_products), check_row_weights(is, call.weight, call.q);
+    if (pass == BACKWARD) check_state_gradients(is, call, of_keys, of_products);
     if (!is.passed()) return is.failure();
 
     p.threads = call.threads, p.dtype = call.q.dtype, p.is_causal = call.is_causal, p.parameter_grads = call.parameter_grads;
@@ -148,7 +149,6 @@ const char* check(const AttentionCall& call, Pass pass, Problem& p) {
         p.dalpha = pointer<float>(call.dalpha), p.dbeta = pointer<float>(call.dbeta), p.dbias = pointer<float>(call.dbias);
     p.dsummed = pointer<float>(call.dsummed), p.dnormaliser = pointer<float>(call.dnormaliser);
     p.dstart_summed = pointer<float>(call.dstart_summed), p.dstart_normaliser = pointer<float>(call.dstart_normaliser);
-    p.weight = row_weights(call.weight);
     return nullptr;
 }
 
@@ -221,7 +221,6 @@ const char* check(const BlockCall& call, Pass pass, BlockProblem& p) {
     const Sizes of_out = {call.q.size[0], call.q.size[1], call.q.size[2], call.v.size[3]};
     if (pass == FORWARD) is.result("out", call.out, call.q.dtype, of_out);
     else check_gradients(is, call.q, call.k, call.v, call.grad, call.dq, call.dk, call.dv);
-    check_mixture(is, call, pass, of_out);
     if (!is.passed()) return is.failure();
 
     const int64_t rows = call.k.size[2], longest = rows < 1 ? 1 : rows;
@@ -234,9 +233,37 @@ const char* check(const BlockCall& call, Pass pass, BlockProblem& p) {
     p.q = tensor(call.q), p.k = tensor(call.k), p.v = tensor(call.v);
     if (pass == FORWARD) p.out = tensor(call.out);
     else p.grad = tensor(call.grad), p.dq = tensor(call.dq), p.dk = tensor(call.dk), p.dv = tensor(call.dv);
-    if (is_given(call.far)) p.far = tensor(call.far);
-    p.weight = row_weights(call.weight);
-    if (pass == FORWARD) return nullptr;
-    p.add_to_dq_dk = call.add_to_dq_dk, p.add_to_dv = call.add_to_dv, p.dweight = pointer<float>(call.dweight);
+    return nullptr;
+}
+
+const char* check(const DiagCall& call, Pass pass, DiagProblem& p) {
+    const bool apart = is_given(call.lln_q);
+    BlockCall near = {};
+    near.isa = call.isa, near.threads = call.threads, near.is_causal = call.is_causal;
+    near.block_size = call.block_size, near.scale = call.scale;
+    near.q = call.q, near.k = call.k, near.v = call.v, near.key_mask = call.key_mask, near.cu_seqlens = call.cu_seqlens;
+    near.out = call.out, near.grad = call.grad, near.dq = call.dq, near.dk = call.dk, near.dv = call.dv;
+    if (const char* wrong = check(near, pass, p.near)) return wrong;
+
+    AttentionCall far = {};
+    far.isa = call.isa, far.threads = call.threads, far.is_causal = call.is_causal, far.parameter_grads = call.parameter_grads;
+    far.q = apart ? call.lln_q : call.q, far.k = apart ? call.lln_k : call.k, far.v = call.v;
+    far.alpha = call.alpha, far.beta = call.beta, far.bias = call.bias;
+    far.key_mask = call.key_mask, far.cu_seqlens = call.cu_seqlens;
+    far.maximum = call.maximum, far.summed = call.summed, far.normaliser = call.normaliser;
+    far.out = is_given(call.lln_out) ? call.lln_out : call.out;  // where nobody wants LLN's rows by themselves
+    far.grad = call.grad, far.dv = call.dv;
+    far.dq = apart ? call.dlln_q : call.dq, far.dk = apart ? call.dlln_k : call.dk;
+    far.dalpha = call.dalpha, far.dbeta = call.dbeta, far.dbias = call.dbias;
+    if (const char* wrong = check(far, pass, p.far)) return wrong;
+
+    Checks is;
+    is.require(apart || !is_given(call.lln_k), "lln_q and lln_k go together");
+    check_mixture(is, call, pass);
+    if (!is.passed()) return is.failure();
+    p.far.weight = p.near.weight = row_weights(call.weight);
+    if (pass == FORWARD) p.near.far = tensor(far.out);
+    else if (is_given(call.dweight)) p.near.far = tensor(call.lln_out), p.near.dweight = pointer<float>(call.dweight);
+    p.near.add_to_dq_dk = !apart, p.near.add_to_dv = 1;
     return nullptr;
 }

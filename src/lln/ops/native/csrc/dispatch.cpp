@@ -12,6 +12,8 @@
     void match(const MatchProblem&);           \
     void block_forward(const BlockProblem&);   \
     void block_backward(const BlockProblem&);  \
+    void diag_forward(const DiagProblem&);     \
+    void diag_backward(const DiagProblem&);    \
     }
 DECLARE(portable)
 #if defined(LLN_X86)
@@ -32,12 +34,14 @@ struct Kernel {
     void (*match)(const MatchProblem&);
     void (*block_forward)(const BlockProblem&);
     void (*block_backward)(const BlockProblem&);
+    void (*diag_forward)(const DiagProblem&);
+    void (*diag_backward)(const DiagProblem&);
 };
 
 #define KERNEL(isa, condition)                                                                                      \
     {                                                                                                               \
         #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::match, isa::block_forward, \
-            isa::block_backward                                                                                     \
+            isa::block_backward, isa::diag_forward, isa::diag_backward                                              \
     }
 
 const Kernel kernels[] = {
@@ -57,6 +61,7 @@ bool has_work(const Problem& p) { return p.sequences > 0; }
 bool has_work(const MomentsProblem& p) { return p.sequences > 0; }
 bool has_work(const MatchProblem& p) { return p.k.sequences > 0; }
 bool has_work(const BlockProblem& p) { return p.sequences > 0 && p.query_rows > 0; }
+bool has_work(const DiagProblem& p) { return has_work(p.near); }
 
 template <class Call, class Problem_, class... Pass_>
 const char* run(const Call* call, void (*Kernel::*function)(const Problem_&), Pass_... pass) {
@@ -82,9 +87,12 @@ EXPORT int64_t lln_attention_call_bytes() { return sizeof(AttentionCall); }
 EXPORT int64_t lln_moments_call_bytes() { return sizeof(MomentsCall); }
 EXPORT int64_t lln_match_call_bytes() { return sizeof(MatchCall); }
 EXPORT int64_t lln_block_call_bytes() { return sizeof(BlockCall); }
+EXPORT int64_t lln_diag_call_bytes() { return sizeof(DiagCall); }
 EXPORT const char* lln_forward(const AttentionCall* call) { return run(call, &Kernel::forward, FORWARD); }
 EXPORT const char* lln_backward(const AttentionCall* call) { return run(call, &Kernel::backward, BACKWARD); }
 EXPORT const char* lln_moments(const MomentsCall* call) { return run(call, &Kernel::moments); }
 EXPORT const char* lln_match(const MatchCall* call) { return run(call, &Kernel::match); }
 EXPORT const char* lln_block_forward(const BlockCall* call) { return run(call, &Kernel::block_forward, FORWARD); }
 EXPORT const char* lln_block_backward(const BlockCall* call) { return run(call, &Kernel::block_backward, BACKWARD); }
+EXPORT const char* lln_diag_forward(const DiagCall* call) { return run(call, &Kernel::diag_forward, FORWARD); }
+EXPORT const char* lln_diag_backward(const DiagCall* call) { return run(call, &Kernel::diag_backward, BACKWARD); }

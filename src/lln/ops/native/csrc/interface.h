@@ -32,7 +32,32 @@ struct AttentionCall {
     View dalpha, dbeta, dbias;                             // backward with parameter_grads only, as alpha, beta and bias
     View dsummed, dnormaliser;                             // backward, read: gradients of the sums that forward left; may be absent
     View dstart_summed, dstart_normaliser;                 // backward, written: of those it started from; may be absent
-    View weight;                                           // backward, read: (B, Hq, Nq or 1), a factor of the rows of grad; may be absent
+};
+
+struct BlockCall {
+    int64_t isa, threads, is_causal, one_block, block_size;
+    double scale;
+    View q, k, v, key_mask, cu_seqlens;  // as in AttentionCall; Nq = Nk unless one_block
+    View out;                            // forward only
+    View grad, dq, dk, dv;               // backward only
+};
+
+// LLN+Diag: w_i LLN_i + (1 - w_i) blocks_i. Tensors are those of the two calls above, with Nq = Nk and no state to start from.
+struct DiagCall {
+    int64_t isa, threads, is_causal, parameter_grads, block_size;
+    double scale;
+    View q, k, v;
+    View lln_q, lln_k;                 // what LLN sees in place of q and k, of another head size perhaps; both or neither
+    View alpha, beta, bias;
+    View weight;                       // w, (B, Hq, N or 1) in float32
+    View key_mask, cu_seqlens;
+    View maximum, summed, normaliser;  // forward: written; backward: read
+    View out;                          // forward only
+    View lln_out;                      // LLN's rows by themselves; forward: written, if wanted; backward: read for dweight
+    View grad, dq, dk, dv;             // backward only
+    View dlln_q, dlln_k;               // backward only, with lln_q and lln_k; then dq and dk are the blocks' alone
+    View dalpha, dbeta, dbias;         // backward with parameter_grads only
+    View dweight;                      // backward, written: (B, Hq, N); may be absent
 };
 
 struct MomentsCall {
@@ -49,16 +74,4 @@ struct MatchCall {
     View table;                                   // (lengths, temperatures), log2 r
     View alpha, beta;                             // written: (S, Hk)
     View entropies;                               // written: (S, Hk, 2); if it is there, matching is on a sample
-};
-
-struct BlockCall {
-    int64_t isa, threads, is_causal, one_block, block_size;
-    int64_t add_to_dq_dk, add_to_dv;     // backward: gradients are added to what is there, that of another branch
-    double scale;
-    View q, k, v, key_mask, cu_seqlens;  // as in AttentionCall; Nq = Nk unless one_block
-    View out;                            // forward only
-    View grad, dq, dk, dv;               // backward only
-    // Mixed with another branch's rows, w_i far_i + (1 - w_i) blocks_i, where these are given: weight (B, Hq, Nq or 1) in float32,
-    // and far, as out, which may be out itself. Backward reads far for dweight, (B, Hq, Nq), if that is wanted.
-    View far, weight, dweight;
 };

@@ -12,6 +12,8 @@ void moments(const MomentsProblem& p);
 void match(const MatchProblem& p);
 void block_forward(const BlockProblem& p);
 void block_backward(const BlockProblem& p);
+void diag_forward(const DiagProblem& p);
+void diag_backward(const DiagProblem& p);
 
 void forward(const Problem& p) { p.is_causal ? causal_forward(p) : bidirectional_forward(p); }
 void backward(const Problem& p) { p.is_causal ? causal_backward(p) : bidirectional_backward(p); }
@@ -19,5 +21,7 @@ void moments(const MomentsProblem& p) { all_moments(p); }
 void match(const MatchProblem& p) { p.entropies == nullptr ? match_moments(p) : match_on_samples(p); }
 void block_forward(const BlockProblem& p) { all_blocks_forward(p); }
 void block_backward(const BlockProblem& p) { all_blocks_backward(p); }
+void diag_forward(const DiagProblem& p) { forward(p.far), block_forward(p.near); }
+void diag_backward(const DiagProblem& p) { backward(p.far), block_backward(p.near); }
 
 }  // namespace LLN_ISA

@@ -72,3 +72,9 @@ struct BlockProblem {
     RowWeights weight;        // of far
     float* dweight;           // backward only, (batch, query_heads, query_rows); null: not wanted
 };
+
+// LLN+Diag: the blocks mix LLN's rows with their own as they write, and on the way back add to what LLN left.
+struct DiagProblem {
+    Problem far;
+    BlockProblem near;
+};

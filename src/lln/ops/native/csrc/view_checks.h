@@ -52,12 +52,7 @@ struct Sizes {
     }
 };
 
-// Of two tensors that are known to be in memory.
-inline bool same_view(const View& a, const View& b) {
-    bool same = a.data == b.data && a.dtype == b.dtype && Sizes(a) == Sizes(b);
-    for (int i = 0; i < a.rank && same; ++i) same = a.size[i] == 1 || a.stride[i] == b.stride[i];
-    return same;
-}
+// Of a tensor that is known to be in memory.
 inline const char* end_of(const View& x) {
     int64_t last = 0;
     for (int i = 0; i < x.rank; ++i) last += (x.size[i] - 1) * x.stride[i];

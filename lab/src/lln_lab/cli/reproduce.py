@@ -58,6 +58,14 @@ def fig7(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: See
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
 
 
+@app.command("query-length")
+def query_length(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
+    """Open question: which attentions forget the length of the query."""
+    from lln_lab.experiments import query_length as experiment
+
+    _finish(experiment.run(preset.value, seed), experiment.draw, out, seed, "query_length")
+
+
 @app.command()
 def fig1(
     preset: PresetOption = Preset.quick,
@@ -91,11 +99,13 @@ def fig9(
     _finish(experiment.run(preset.value, seed, steps, data, target), experiment.draw, out, seed)
 
 
-def _finish(data: dict[str, Any], draw: Callable[[dict[str, Any]], Any], out: Path, seed: int) -> None:
+def _finish(
+    data: dict[str, Any], draw: Callable[[dict[str, Any]], Any], out: Path, seed: int, name: str | None = None
+) -> None:
     from lln.results import write_result
     from lln_lab.experiments.figure import save
 
-    name = f"fig{data['figure']}"
+    name = name or f"fig{data['figure']}"
     written = write_result(out / f"{name}.json", data, seed)
     drawn = save(draw, data, out / f"{name}.png")
     console = Console()

@@ -55,7 +55,10 @@ class Plan:
         members = ["softmax", *(name for name in self.members if name != "softmax")]
         for round_ in range(self.rounds):
             for shape, lengths in self.lengths.items():
-                size = {**SHAPES[shape], **({"layers": self.layers[shape]} if shape in self.layers else {})}
+                size: dict[str, Any] = {
+                    **SHAPES[shape],
+                    **({"layers": self.layers[shape]} if shape in self.layers else {}),
+                }
                 for length in lengths:
                     for name in members:
                         yield Cell(

@@ -1,0 +1,1 @@
+"""Which attention for this shape: measured here, and joined with the quality results nearest to it."""

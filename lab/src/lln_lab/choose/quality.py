@@ -1,0 +1,122 @@
+"""What is known of quality: how far each attention was from softmax, task by task, in the repository's own results.
+
+A row is one attention on one task: the mean over seeds of its difference to the softmax run with the same seed, its spread, and
+how long the inputs were. Differences are in points of accuracy, or in nats of loss with the sign turned: more is better.
+`quality.json`, beside this file, is made by
+
+    python -m lln_lab.choose.quality docs/results
+"""
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lln_lab.experiments.grid import mean_and_spread
+
+FILE = "quality.json"
+EXPERIMENTS = ("fig8", "lra", "table1", "table3", "causal_lm")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attention on one task."""
+
+    member: str
+    task: str
+    length: int
+    causal: bool
+    steps: int
+    seeds: int
+    gain: float  # to softmax of the same seeds; more is better
+    spread: float  # of the gain over seeds; 0 for one seed
+    unit: str  # "points" or "nats"
+    source: str  # file in docs/results
+
+    @property
+    def behind(self) -> bool:
+        """Whether it was behind softmax by more than the spread, over two seeds or more."""
+        return self.seeds > 1 and self.gain < -self.spread
+
+    def __str__(self) -> str:
+        spread = f" ± {self.spread:.2g}" if self.seeds > 1 else ""
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.task} {self.gain:+.2g}{spread} {self.unit} ({self.length:,} tokens, {seeds})"
+
+
+def gather(folder: Path) -> list[Row]:
+    """Every attention with its default options that was trained beside softmax, from the results in `folder`."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        if data.get("experiment") not in EXPERIMENTS:
+            continue
+        runs = [run for run in data["runs"] if not run["options"] and run.get("evaluation")]
+        for task in dict.fromkeys(run["task"] for run in runs):
+            rows += _of_task([run for run in runs if run["task"] == task], path.name)
+    return rows
+
+
+def known() -> list[Row]:
+    """The rows that this package ships with."""
+    text = (resources.files("lln_lab.choose") / FILE).read_text(encoding="utf-8")
+    return [Row(**row) for row in json.loads(text)]
+
+
+def nearest(rows: list[Row], member: str, length: int, causal: bool) -> list[Row]:
+    """Tasks at the length nearest to what is asked, of the same direction where there are any; of each the longest training."""
+
+    def distance(row: Row) -> tuple[bool, float]:
+        return row.causal != causal, round(abs(math.log2(row.length / length)), 1)
+
+    own = [row for row in rows if row.member == member]
+    least = min(map(distance, own), default=None)
+    best: dict[str, Row] = {}
+    for row in sorted(own, key=lambda row: (row.steps, row.seeds)):
+        if distance(row) == least:
+            best[row.task] = row
+    return list(best.values())
+
+
+def _of_task(runs: list[dict[str, Any]], source: str) -> list[Row]:
+    softmax = {run["seed"]: run for run in runs if run["attention"] == "softmax"}
+    rows = []
+    for member in sorted({run["attention"] for run in runs} - {"softmax"}):
+        own = [run for run in runs if run["attention"] == member and run["seed"] in softmax]
+        gains = [_score(run)[0] - _score(softmax[run["seed"]])[0] for run in own]
+        if not gains or not all(map(math.isfinite, gains)):
+            continue
+        mean, spread = mean_and_spread(gains)
+        first = own[0]
+        rows.append(Row(
+            member, first["task"], _length(first["model"]), first["model"].get("causal", False), first["steps"], len(gains),
+            mean, spread if len(gains) > 1 else 0.0, _score(first)[1], source,
+        ))  # fmt: skip
+    return rows
+
+
+def _score(run: dict[str, Any]) -> tuple[float, str]:
+    """More is better: a score in points, or the negative loss."""
+    found = run["evaluation"]
+    for name in ("accuracy", "matthews", "pearson"):
+        if name in found:
+            return 100 * found[name], "points"
+    return -found["loss"], "nats"
+
+
+def _length(model: dict[str, Any]) -> int:
+    """Of a picture, the patches and the class token."""
+    return int(model["length"]) if "length" in model else (model["picture"] // model["patch"]) ** 2 + 1
+
+
+def main(folder: str) -> None:
+    rows = [asdict(row) for row in gather(Path(folder))]
+    (Path(__file__).parent / FILE).write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{len(rows)} rows written to {FILE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
 
 from lln_lab.bench import near_far, near_far_terms
-from lln_lab.bench.near_far_terms_plot import plot
+from lln_lab.bench.near_far_terms_plot import draw
+from lln_lab.experiments.figure import save
 
 
 @pytest.fixture
@@ -67,4 +68,4 @@ def test_the_slope_is_most_of_the_output_of_gaussian_inputs(encoder: Path, texts
     for row in result["gaussian"]:
         assert row["error"]["mean and slope by mass"] < row["error"]["mean by mass"]
     assert len(result["layers"]) == 2
-    assert plot(result, tmp_path / "terms.png").stat().st_size > 1000
+    assert save(draw, result, tmp_path / "terms.png").stat().st_size > 1000

@@ -370,10 +370,10 @@ def test_verdicts_are_counted_and_told_apart_without_colour(tmp_path: Path) -> N
 
 
 def test_forty_lines_look_different() -> None:
-    lines = [Line({"run": f"run {i}"}, [0, 1], [0, i]) for i in range(38)] + [Line({"run": "LLN"}, [0], [1])]
+    lines = [Line({"run": f"run {i}"}, [0, 1], [0, i]) for i in range(37)] + [Line({"run": "LLN"}, [0], [1])]
     styles = Plot("", Axis("x"), Axis("y"), "run", lines).as_data()["styles"]["run"]
-    assert len({(style["colour"], style["marker"]) for style in styles.values()}) == 39
-    assert styles["LLN"] == {"colour": 1, "marker": 1}
+    assert len({(style["colour"], style["marker"]) for style in styles.values()}) == 38
+    assert styles["LLN"] == {"colour": 1, "marker": 1, "tint": 0.0}
 
 
 def test_long_lines_are_thinned_but_keep_their_ends_and_spikes() -> None:

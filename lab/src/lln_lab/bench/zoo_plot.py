@@ -1,41 +1,34 @@
 """Time and memory against the length, drawn from the benchmark's JSON."""
 
-from pathlib import Path
 from typing import Any
 
-from lln.writing import whole
+from matplotlib.figure import Figure
+
+from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
 
 PANELS = (("step_seconds", "seconds per training step", 1.0), ("peak_bytes", "peak memory [GB]", 1e9))
-EMPHASIS = {"softmax": ("black", 2.5), "lln": ("tab:red", 2.5), "lln_diag": ("tab:orange", 2.5)}
+EMPHASIS = ("softmax", "lln", "lln_diag")
 
 
-def plot(result: dict[str, Any], path: Path) -> Path:
+def draw(result: dict[str, Any]) -> Figure:
     """One row of panels per shape; softmax and LLN stand out."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as missing:
-        raise ImportError("plots need matplotlib: pip install 'lln-attention[cli]'") from missing
     shapes = list(result["plan"]["lengths"])
-    figure, axes = plt.subplots(len(shapes), 2, figsize=(13, 5 * len(shapes)), squeeze=False)
-    for row, shape in enumerate(shapes):
-        for column, (measure, label, unit) in enumerate(PANELS):
-            axis = axes[row][column]
-            for member in dict.fromkeys(r["member"] for r in result["rows"]):
+    look = looks(r["member"] for r in result["rows"])
+    figure, axes = panels(2, rows=len(shapes), width=6.0, height=4.6)
+    places = iter(axes)
+    for shape in shapes:
+        for measure, label, unit in PANELS:
+            axis = next(places)
+            for member in look:
                 points = [
                     (r["length"], r[measure] / unit)
                     for r in result["rows"]
                     if r["member"] == member and r["shape"] == shape and r["status"] == "ok"
                 ]
                 if points:
-                    colour, width = EMPHASIS.get(member, (None, 1.0))
-                    axis.loglog(*zip(*sorted(points), strict=True), marker=".", label=member, color=colour, lw=width)
-            axis.set(title=f"{shape}: {label}", xlabel="length")
-    axes[0][1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
-    with whole(path) as aside:
-        figure.savefig(aside, format="png", dpi=120)
-    plt.close(figure)
-    return path
+                    width = 2.5 if member in EMPHASIS else 1.0
+                    axis.loglog(*zip(*sorted(points), strict=True), label=name_of(member), lw=width, **look[member])
+            axis.set_title(f"{shape}: {label}")
+            lengths_along(axis, (r["length"] for r in result["rows"] if r["shape"] == shape))
+    legend(figure, axes)
+    return figure

@@ -22,7 +22,8 @@ def kernels(
     from lln.ops.lln import attention
     from lln.results import write_result
     from lln_lab.bench.kernels import Plan, run
-    from lln_lab.bench.kernels_plot import plot
+    from lln_lab.bench.kernels_plot import draw
+    from lln_lab.experiments.figure import save
 
     reason = attention.backends["native"].unavailable()
     if reason is not None:
@@ -42,7 +43,7 @@ def kernels(
     decode = result["decode"]
     console.print(f"one token after {decode['positions'][1]:,} tokens takes {decode['ratio']:.2f} of that after 1,000")
     written = write_result(out / "kernels.json", result, plan.seed)
-    console.print(f"written: {written} and {plot(result, out / 'kernels.png')}")
+    console.print(f"written: {written} and {save(draw, result, out / 'kernels.png')}")
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ def near_far_terms(
     """Squared error of the output over softmax's power, term by term, on Gaussian q, k and v; the far mass in a model."""
     from lln.results import write_result
     from lln_lab.bench.near_far_terms import TERMS, Plan, run
-    from lln_lab.bench.near_far_terms_plot import plot
+    from lln_lab.bench.near_far_terms_plot import draw
+    from lln_lab.experiments.figure import save
 
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
@@ -34,4 +35,4 @@ def near_far_terms(
     for row in result["gaussian"]:
         table.add_row(f"{row['length']:,}", f"{row['x']:g}", *(f"{row['error'][name]:.3f}" for name in TERMS))
     console.print(table)
-    console.print(f"written: {write_result(out, result, seed)} and {plot(result, out.with_suffix('.png'))}")
+    console.print(f"written: {write_result(out, result, seed)} and {save(draw, result, out.with_suffix('.png'))}")

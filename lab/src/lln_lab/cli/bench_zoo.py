@@ -35,7 +35,8 @@ def zoo(
     from lln import zoo as members_of_the_zoo
     from lln.results import write_result
     from lln_lab.bench.zoo import Plan, run
-    from lln_lab.bench.zoo_plot import plot
+    from lln_lab.bench.zoo_plot import draw
+    from lln_lab.experiments.figure import save
 
     lengths = {"roberta": _numbers(roberta), "small": _numbers(small)}
     plan = Plan(
@@ -58,7 +59,7 @@ def zoo(
         for table in tables(result, shape):
             console.print(table)
     console.print(
-        f"written: {write_result(out / f'{name}.json', result, seed=0)} and {plot(result, out / f'{name}.png')}"
+        f"written: {write_result(out / f'{name}.json', result, seed=0)} and {save(draw, result, out / f'{name}.png')}"
     )
 
 

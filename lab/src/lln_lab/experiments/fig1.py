@@ -111,7 +111,7 @@ def _rise_of_the_gap(number: int, layer: dict[str, list[float]], steps: list[int
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import layer_colours, panels
+    from lln_lab.experiments.figure import layer_colours, legend, panels
 
     figure, axes = panels(3, width=4.0)
     for axis, name, title in zip(
@@ -126,6 +126,8 @@ def draw(data: dict[str, Any]) -> Any:
     axes[0].set_yscale("log")
     axes[0].set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes[0].minorticks_off()
-    axes[0].legend(fontsize=8)
-    figure.suptitle(f"Figure 1: training a small RoBERTa-like encoder on {data['data']}, one head a layer", fontsize=11)
+    legend(figure, axes[:1])
+    figure.suptitle(
+        f"Figure 1: training a small RoBERTa-like encoder on {data['data']}, one head per layer", fontsize=11
+    )
     return figure

@@ -113,23 +113,22 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import COLOURS, LABELS, panels
+    from lln_lab.experiments.figure import LABELS, legend, looks, panels
 
     figure, axes = panels(2)
+    look = looks(data["curves"])
     for axis, what, title in zip(axes, ("entropy", "gap"), ("entropy [bits]", "spectral gap"), strict=True):
         for name, curve in data["curves"].items():
             low, high = (
                 [v + sign * s for v, s in zip(curve[what], curve[f"{what}_sd"], strict=True)] for sign in (-1, 1)
             )
             thick = 2.2 if name == "softmax" else 1.5
-            axis.plot(
-                data["temperature"], curve[what], color=COLOURS[name], label=LABELS[name], lw=thick, marker="o", ms=3
-            )
-            axis.fill_between(data["temperature"], low, high, color=COLOURS[name], alpha=0.12, lw=0)
+            axis.plot(data["temperature"], curve[what], label=LABELS[name], lw=thick, **look[name])
+            axis.fill_between(data["temperature"], low, high, color=look[name]["color"], alpha=0.12, lw=0)
         axis.set(xscale="log", xlabel="temperature τ", title=title)
         axis.set_xticks([0.25, 0.5, 1, 2, 4], ["0.25", "0.5", "1", "2", "4"])
         axis.minorticks_off()
-    axes[1].legend(loc="lower right", fontsize=8)
+    legend(figure, axes[:1])
     figure.suptitle(
         f"Figure 2: concentration against temperature, N = {data['length']}, d = {data['dim']}", fontsize=11
     )

@@ -107,22 +107,24 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import COLOURS, LABELS, panels
+    from lln_lab.experiments.figure import LABELS, looks, panels
 
-    figure, (left, right) = panels(2)
+    figure, (left, right) = panels(2, height=4.6)
+    look = looks(["softmax", "lln_paper", "lln_unmatched", "lln (target=variance)"])
+    variance, mean = look["softmax"]["color"], "0.55"
     series, at = data["series"], data["score_variance"]
-    left.plot(at, series["variance"], "o", color="#2471a3", label="variance, measured")
-    left.plot(at, series["predicted_variance"], "--", color="#2471a3", label="variance, Prop. 3.1")
-    left.plot(at, series["corrected_variance"], ":", color="#2471a3", label="σ² + σ⁴/(2d)")
-    left.plot(at, series["mean"], "s", color="#c0392b", label="mean, measured")
-    left.plot(at, series["predicted_mean"], "--", color="#c0392b", label="mean, Prop. 3.1")
+    left.plot(at, series["variance"], "o", color=variance, label="variance, measured")
+    left.plot(at, series["predicted_variance"], "--", color=variance, label="variance, Prop. 3.1")
+    left.plot(at, series["corrected_variance"], ":", color=variance, label="σ² + σ⁴/(2d)")
+    left.plot(at, series["mean"], "s", color=mean, label="mean, measured")
+    left.plot(at, series["predicted_mean"], "--", color=mean, label="mean, Prop. 3.1")
     left.set(xlabel="input variance σq²σk²", title="(a) log P of softmax attention")
-    left.legend(fontsize=8)
-    right.plot(at, series["variance"], color=COLOURS["softmax"], lw=2.2, marker="o", ms=3, label="softmax")
+    right.plot(at, series["variance"], lw=2.2, label="softmax", **look["softmax"])
     for name in ("lln_paper", "lln_unmatched"):
-        right.plot(at, series[name], color=COLOURS[name], marker="o", ms=3, label=LABELS[name])
-    right.plot(at, series["lln_variance_matched"], color="#2471a3", marker="o", ms=3, label="LLN, variance matching")
+        right.plot(at, series[name], label=LABELS[name], **look[name])
+    right.plot(at, series["lln_variance_matched"], label="LLN, variance matching", **look["lln (target=variance)"])
     right.set(xlabel="input variance σq²σk²", title="(b) variance of log P")
-    right.legend(fontsize=8)
+    for axis in (left, right):
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
     figure.suptitle(f"Figure 5: moments of attention, N = {data['length']}, d = {data['dim']}", fontsize=11)
     return figure

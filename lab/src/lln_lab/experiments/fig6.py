@@ -127,10 +127,10 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import panels
+    from lln_lab.experiments.figure import layer_colours, panels
 
-    figure, (left, right) = panels(2)
-    for dim, colour in zip(DIMS, ("#c0392b", "#2471a3", "#17a589"), strict=True):
+    figure, (left, right) = panels(2, height=4.8)
+    for dim, colour in zip(DIMS, layer_colours(len(DIMS)), strict=True):
         left.plot(data["moderate_s"], data["moderate"][str(dim)], "o", color=colour, ms=5, label=f"d = {dim}, measured")
         theory = [fenton(s, dim) for s in data["moderate_s"]]
         left.plot(data["moderate_s"], theory, "--", color=colour, label=f"d = {dim}, Fenton")
@@ -141,6 +141,6 @@ def draw(data: dict[str, Any]) -> Any:
     left.set(xlabel="σ²", ylabel="variance of the log of the sum", title="(a) moderate")
     right.set(xlabel="σ²", title="(b) broad")
     for axis in (left, right):
-        axis.legend(fontsize=8)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
     figure.suptitle("Figure 6: sums of d log-normal variables", fontsize=11)
     return figure

@@ -87,10 +87,10 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import COLOURS, LABELS, panels
+    from lln_lab.experiments.figure import LABELS, legend, looks, panels
 
     figure, axes = panels(2)
-    edges = data["edges"]
+    edges, look = data["edges"], looks(data["attentions"])
     for axis, shown, title in zip(
         axes,
         (("softmax", "lln_unmatched"), ("softmax", "lln_paper", "lln_entropy")),
@@ -98,12 +98,12 @@ def draw(data: dict[str, Any]) -> Any:
         strict=True,
     ):
         for name in shown:
-            density = data["attentions"][name]["density"]
-            axis.stairs(density, edges, color=COLOURS[name], label=LABELS[name], lw=1.6, fill=False)
+            density, colour = data["attentions"][name]["density"], look[name]["color"]
+            axis.stairs(density, edges, color=colour, ls=look[name]["ls"], label=LABELS[name], lw=1.6, fill=False)
             if name == "softmax":
-                axis.stairs(density, edges, color=COLOURS[name], alpha=0.12, fill=True)
+                axis.stairs(density, edges, color=colour, alpha=0.12, fill=True)
         axis.set(xlabel="log P", ylabel="density", title=title)
-        axis.legend(fontsize=8, loc="upper left")
+    legend(figure, axes)
     sizes = f"N = {data['length']}, d = {data['dim']}, σq²σk² = {data['score_variance']:g}"
     figure.suptitle(f"Figure 7: distribution of the entries, {sizes}", fontsize=11)
     return figure

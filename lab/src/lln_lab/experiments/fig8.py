@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lln_lab import data
+from lln_lab.experiments import curves
 from lln_lab.experiments.contestants import Contestant, lineup
-from lln_lab.experiments.figure import panels
 from lln_lab.experiments.grid import Job, Watcher, by_label, data_record, mean_and_spread, run_all
 from lln_lab.experiments.masking import Masking, tokenizer_of, windows
 from lln_lab.experiments.models.roberta import MaskedLanguageModel, Size, configuration
@@ -216,23 +216,4 @@ def _minus_loss(result: dict[str, Any]) -> float:
 
 
 def draw(found: dict[str, Any]) -> Figure:
-    scaled = any("inverse_loss_scale" in x for r in found["runs"] for x in r["history"])
-    figure, (loss, norm) = panels(2)
-    labels = list(dict.fromkeys(r["label"] for r in found["runs"]))
-    for number, label in enumerate(labels):
-        colour = f"C{number % 10}"
-        for r in [r for r in found["runs"] if r["label"] == label]:
-            history = r["history"]
-            first = r["seed"] == min(x["seed"] for x in found["runs"])
-            curve = [(x["step"], x["loss"]) for x in history if "loss" in x]
-            loss.plot(*zip(*curve, strict=True), color=colour, lw=0.8, alpha=0.8, label=label if first else None)
-            points = [(x["step"], x["eval_loss"]) for x in history if "eval_loss" in x]
-            if points:
-                loss.plot(*zip(*points, strict=True), "o", color=colour, ms=3)
-            key = "inverse_loss_scale" if scaled else "grad_norm"
-            curve = [(x["step"], x[key]) for x in history if key in x]
-            norm.plot(*zip(*curve, strict=True), color=colour, lw=0.8, alpha=0.8)
-    loss.set(xlabel="step", ylabel="loss (lines: training, dots: validation)", title="(a) loss")
-    norm.set(xlabel="step", yscale="log", title="(b) inverse loss scale" if scaled else "(b) norm of the gradient")
-    loss.legend(fontsize=8)
-    return figure
+    return curves.draw(found)

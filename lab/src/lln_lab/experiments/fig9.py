@@ -83,15 +83,15 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import layer_colours, panels
+    from lln_lab.experiments.figure import layer_colours, legend, panels
 
     figure, axes = panels(2)
     for axis, name, title in zip(axes, ("alpha", "beta"), ("(a) α", "(b) β"), strict=True):
         for number, (layer, colour) in enumerate(zip(data["per_layer"], layer_colours(data["layers"]), strict=True)):
             axis.plot(data["step"], layer[name], color=colour, label=f"layer {number}")
-        axis.axhspan(*RANGE, color="#c0392b", alpha=0.10, lw=0, label="the paper's range")
+        axis.axhspan(*RANGE, color="0.5", alpha=0.18, lw=0, label="the paper's range")
         axis.set(xlabel="training step", title=title)
-    axes[1].legend(fontsize=8, ncols=2)
+    legend(figure, axes)
     figure.suptitle(
         f"Figure 9: moment matching while a ViT trains on {data['data']} (target: {data['target']})", fontsize=11
     )

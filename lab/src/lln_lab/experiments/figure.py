@@ -1,7 +1,7 @@
-"""The look that all figures share. Every figure is drawn from the JSON its run wrote."""
+"""The look that all figures share. Every figure is drawn from the JSON its run wrote, as PNG and as SVG."""
 
-import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,16 @@ try:
     from matplotlib import pyplot
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from PIL import Image
 except ImportError as missing:
     raise ImportError("figures need matplotlib: pip install lln-lab") from missing
 
 from lln.writing import whole
+from lln_lab.colours import styles
 
-# One colour for each thing, in every figure.
-COLOURS = {
-    "softmax": "#1b1b1b",
-    "lln_paper": "#c0392b",
-    "lln_entropy": "#2471a3",
-    "lln_unmatched": "#e59866",
-    "relu": "#7d8a2e",
-    "quadratic": "#8e44ad",
-    "elu": "#17a589",
-}
 LABELS = {
     "softmax": "softmax",
+    "lln": "LLN",
+    "lln_diag": "LLN+Diag",
     "lln_paper": "LLN, the paper's matching",
     "lln_entropy": "LLN, entropy matching",
     "lln_unmatched": "LLN, α = β = 1",
@@ -37,6 +29,7 @@ LABELS = {
     "quadratic": "quadratic",
     "elu": "ELU + 1",
 }
+MARKERS = ("o", "s", "^", "D", "v")
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,30 +38,72 @@ STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "legend.frameon": False,
-    "figure.dpi": 130,
+    "legend.fontsize": 9,
+    "figure.dpi": 120,
+    "svg.hashsalt": "lln",  # the same numbers give the same file
 }
 
 
-def panels(columns: int, *, height: float = 3.6, width: float = 4.6) -> tuple[Figure, list[Axes]]:
+def panels(columns: int, *, rows: int = 1, height: float = 3.6, width: float = 4.6) -> tuple[Figure, list[Axes]]:
+    """A row of panels, or several, one after another."""
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
-            1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False
+            rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
         )
-    return figure, list(axes[0])
+    return figure, list(axes.flatten())
 
 
 def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: Path) -> Path:
-    """As a PNG with a palette, a third of the size: the report embeds the pictures. Dithering would make noise of it."""
-    drawn = io.BytesIO()
+    """Draw `data` to `path`, a PNG, and to the SVG beside it."""
     with pyplot.rc_context(STYLE):
         figure = draw(data)
-        figure.savefig(drawn, format="png")
-        pyplot.close(figure)
-    with Image.open(drawn) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    with whole(path) as aside:
-        small.save(aside, format="png", optimize=True)
+        try:
+            for kind, metadata in (("svg", {"Date": None}), ("png", {})):
+                with whole(path.with_suffix(f".{kind}")) as aside:
+                    figure.savefig(aside, format=kind, metadata=metadata)
+        finally:
+            pyplot.close(figure)
     return path
+
+
+def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line style of every attention, for `Axes.plot`. Variants are dashed."""
+    return {
+        label: {"color": style.light, "marker": MARKERS[style.marker], "ls": "--" if style.tint else "-", "ms": 3.5}
+        for label, style in styles(labels).items()
+    }
+
+
+def name_of(label: str) -> str:
+    """An attention as a reader knows it."""
+    base, _, options = label.partition(" (")
+    return LABELS.get(label) or (LABELS.get(base, base) + (f" ({options}" if options else ""))
+
+
+def legend(figure: Figure, axes: Sequence[Axes], columns: int | None = None) -> None:
+    """One legend for all panels, below them, where it covers nothing."""
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if not entries:
+        return
+    room = 10.5 * figure.get_figwidth()  # characters, roughly
+    width = max(map(len, entries)) + 7
+    fits = max(1, min(len(entries), int(room / width)))
+    rows = math.ceil(len(entries) / (columns or fits))
+    even = math.ceil(len(entries) / rows)
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=even)
+
+
+def lengths_along(axis: Axes, lengths: Iterable[int]) -> None:
+    """A logarithmic x axis whose ticks are the lengths that were measured, written out; every other one where they crowd."""
+    ticks = sorted(set(lengths))
+    shown = {tick for i, tick in enumerate(reversed(ticks)) if len(ticks) <= 6 or i % 2 == 0}
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:,}" if tick in shown else "" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("length")
 
 
 def layer_colours(count: int) -> list[Any]:

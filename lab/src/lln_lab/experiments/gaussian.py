@@ -17,7 +17,7 @@ from torch import nn
 
 from lln.instruments.gaussianity import describe
 from lln_lab.experiments import fig8
-from lln_lab.experiments.figure import layer_colours, panels
+from lln_lab.experiments.figure import layer_colours, legend, panels
 from lln_lab.experiments.grid import Watcher
 from lln_lab.experiments.queries import entropy_bits, matched_lln_matrix, queries_and_keys, softmax_matrix
 from lln_lab.experiments.training import Budget
@@ -127,14 +127,19 @@ def draw(found: dict[str, Any]) -> Figure:
     first = found["runs"][0]
     seen = [(x["step"], x["look"]) for x in first["history"] if "look" in x]
     colours = layer_colours(len(seen[0][1]))
+    beside = next(
+        method for method in ("sample", "instance") if f"cost, {method}" in seen[0][1][0]
+    )  # older results: instance
     for layer, colour in enumerate(colours):
         steps = [step for step, _ in seen]
         shape.plot(steps, [rows[layer]["k ks"] for _, rows in seen], color=colour, label=f"layer {layer}")
         cost.plot(steps, [rows[layer]["cost, table"] for _, rows in seen], color=colour)
-        cost.plot(steps, [rows[layer]["cost, sample"] for _, rows in seen], "--", color=colour)
+        cost.plot(steps, [rows[layer][f"cost, {beside}"] for _, rows in seen], "--", color=colour)
     shape.set(xlabel="step", ylabel="KS distance of keys to a Gaussian", title="deviation")
-    cost.set(xlabel="step", ylabel="bits", title="entropy of LLN off softmax's (dashes: matched on a sample)")
-    shape.legend(fontsize=8)
+    cost.set(xlabel="step", ylabel="bits", title="LLN's entropy − softmax's, absolute")
+    cost.plot([], [], "-", color="0.3", label="matched by the table")
+    cost.plot([], [], "--", color="0.3", label=f"matched on the {beside}")
+    legend(figure, [shape, cost])
     return figure
 
 

@@ -21,7 +21,7 @@ from lln_lab.data.recall import Recall
 from lln_lab.data.task import spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.contestants import Contestant, lineup, once
-from lln_lab.experiments.figure import panels
+from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
 from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln_lab.experiments.models.roberta import Finder, Size
 from lln_lab.experiments.training import Budget, Run, train
@@ -160,14 +160,15 @@ def asked_accuracy(predicted: Any) -> dict[str, float]:
 def draw(found: dict[str, Any]) -> Figure:
     tasks = list(dict.fromkeys(r["task"].split("/")[0] for r in found["runs"]))
     figure, axes = panels(len(tasks))
-    labels = list(dict.fromkeys(r["label"] for r in found["runs"]))
+    look = looks(r["label"] for r in found["runs"])
     for axis, task in zip(axes, tasks, strict=True):
-        for label in labels:
+        for label in look:
             points = _by_length([r for r in of_task(found["runs"], task) if r["label"] == label])
-            axis.plot(list(points), list(points.values()), "o-", label=label, ms=3)
-        axis.axhline(100 * CHANCE[task], color="0.6", lw=0.8, ls=":")
-        axis.set(xscale="log", xlabel="length", ylabel="accuracy [%]", title=task)
-    axes[0].legend(fontsize=8)
+            axis.plot(list(points), [100 - score for score in points.values()], label=name_of(label), **look[label])
+        axis.set(ylabel="errors [%]", title=f"{task} (guessing: {100 - 100 * CHANCE[task]:.0f} % errors)")
+        axis.set_ylim(bottom=0, top=max(2.0, axis.get_ylim()[1]))
+        lengths_along(axis, (int(r["task"]) for r in of_task(found["runs"], task)))
+    legend(figure, axes[:1])
     return figure
 
 

@@ -7,6 +7,7 @@ alpha = beta: below the matched range accuracy falls, above it gradients grow.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,7 +17,8 @@ from lln_lab.data.task import spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.ablation import fixed_or_matched
 from lln_lab.experiments.contestants import Contestant, lineup
-from lln_lab.experiments.figure import panels
+from lln_lab.experiments.curves import each
+from lln_lab.experiments.figure import legend, looks, name_of, panels
 from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln_lab.experiments.models.vit import ImageClassifier, Size
 from lln_lab.experiments.tasks import augmented_picture, picture
@@ -161,18 +163,46 @@ def ablation_verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
 
 
 def draw(found: dict[str, Any]) -> Figure:
+    if any("alpha" in r["options"] for r in found["runs"]):
+        return draw_ablation(found)
     figure, (left, right) = panels(2)
     runs = _runs_by_label(found["runs"])
+    look = looks(runs)
     for number, (label, own) in enumerate(runs.items()):
         mean, spread_ = mean_and_spread([100 * scores.score_of(r) for r in own])
-        left.errorbar(number, mean, spread_, fmt="o", color=f"C{number}")
-        for r in own:
-            curve = [(x["step"], x["grad_norm"]) for x in r["history"] if "grad_norm" in x]
-            right.plot(*zip(*curve, strict=True), color=f"C{number}", lw=0.8, label=label if r is own[0] else None)
-    left.set_xticks(range(len(runs)), list(runs), rotation=30, ha="right", fontsize=8)
-    left.set(ylabel="accuracy [%]", title="accuracy")
+        left.errorbar(number, mean, spread_ if len(own) > 1 else None, capsize=3, **{**look[label], "ms": 7, "ls": ""})
+    seeds = max(map(len, runs.values()))
+    told = f"mean of {seeds} seeds, bars: ± 1 standard deviation" if seeds > 1 else "one seed"
+    left.set_xticks(range(len(runs)), [name_of(label) for label in runs], rotation=30, ha="right", fontsize=9)
+    left.set(ylabel="accuracy [%]", title=f"accuracy ({told})")
+    left.margins(x=0.2, y=0.2)
+    each(right, found["runs"], "grad_norm")
     right.set(xlabel="step", yscale="log", title="norm of the gradient")
-    right.legend(fontsize=7)
+    legend(figure, [right])
+    return figure
+
+
+def draw_ablation(found: dict[str, Any]) -> Figure:
+    """Accuracy and late gradients against the fixed alpha = beta; what matching reaches is a line across."""
+    figure, axes = panels(2)
+    runs: dict[float | None, list[dict[str, Any]]] = {}
+    for r in fixed_or_matched(found["runs"]):
+        runs.setdefault(r["options"].get("alpha"), []).append(r)
+    colour = looks(["lln_diag"])["lln_diag"]["color"]
+    fixed = sorted(alpha for alpha in runs if alpha is not None)
+    measures = (
+        ("accuracy [%]", lambda own: [100 * scores.score_of(r) for r in own]),
+        ("mean norm of the gradient, second half", lambda own: [fmean(late_norms([r])) for r in own]),
+    )
+    for axis, (title, measure) in zip(axes, measures, strict=True):
+        means, spreads = zip(*(mean_and_spread(measure(runs[alpha])) for alpha in fixed), strict=True)
+        axis.errorbar(fixed, means, spreads, fmt="o-", color=colour, capsize=3, label="LLN+Diag, α = β fixed")
+        if None in runs:
+            mean, spread_ = mean_and_spread(measure(runs[None]))
+            axis.axhline(mean, color=colour, ls="--", label="LLN+Diag, matched")
+            axis.axhspan(mean - spread_, mean + spread_, color=colour, alpha=0.12, lw=0)
+        axis.set(xlabel="α = β", title=title, xticks=fixed)
+    legend(figure, axes[:1])
     return figure
 
 

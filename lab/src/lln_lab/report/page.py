@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from lln._version import __version__
+from lln_lab.colours import as_css
 from lln_lab.report.blocks import Block, Picture, Section, Table
 from lln_lab.report.maps import Maps
 from lln_lab.report.numbers import column, is_numeric
@@ -50,7 +51,7 @@ def render(sections: Sequence[Section], notices: Sequence[str] = (), title: str 
         groups=groups,
         notices=notices,
         counts=_counts([verdict.outcome for section in sections for verdict in section.verdicts]),
-        style=_asset("report.css"),
+        style=f":root {{ {as_css()} }}\n{_asset('report.css')}",
         scripts=scripts,
         hashes=[_hash(script) for script in scripts],
         drawings=embedded_json(drawings),

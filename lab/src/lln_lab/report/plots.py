@@ -8,15 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-COLOURS, MARKERS = 8, 5  # of assets/report.css and assets/plot.js; coprime, so that 40 lines differ
-RESERVED = {
-    "softmax": 0,
-    "sdpa": 0,
-    "softmax (sdpa)": 0,
-    "lln": 1,
-    "lln_diag": 2,
-    "lln+diag": 2,
-}  # the same on every plot of the page
+from lln_lab.colours import MARKERS, styles
+
 POINTS = 30_000  # of a plot; more are thinned
 FEWEST = 40  # points that every line keeps
 
@@ -93,11 +86,10 @@ class Plot:
         if key in self.ordinal:
             last = max(1, len(unique) - 1)
             return {value: {"scale": round(i / last, 3), "marker": i % MARKERS} for i, value in enumerate(unique)}
-        slots = {value: RESERVED[value.lower()] for value in unique if value.lower() in RESERVED}
-        free = [slot for slot in range(COLOURS * MARKERS) if slot not in slots.values()]
-        others = [value for value in unique if value not in slots]
-        slots |= {value: free[i % len(free)] for i, value in enumerate(others)}
-        return {value: {"colour": slots[value] % COLOURS, "marker": slots[value] % MARKERS} for value in unique}
+        return {
+            value: {"colour": style.colour, "marker": style.marker, "tint": style.tint}
+            for value, style in styles(unique).items()
+        }
 
 
 def choices(label: str, key: str, lines: Iterable[Line], axes: dict[str, Axis] | None = None) -> Selector:

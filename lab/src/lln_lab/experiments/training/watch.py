@@ -44,13 +44,18 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]
 
 
 class Concentration(ProbeCallback):
-    """Temperature, entropy and spectral gap of every layer, kept in the run's history (and so in its checkpoints)."""
+    """Temperature, entropy and spectral gap of every layer, kept in the run's history (and so in its checkpoints).
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        super().on_log(args, state, control, logs, **kwargs)
-        if logs is not None and state.log_history:
-            kept = {name: x for name, x in logs.items() if name.split("/")[-1] in KEPT and math.isfinite(x)}
-            state.log_history[-1].update(kept)
+    They are entries of their own. A log of the Trainer at these steps would cut the loss, which it logs as the mean since the
+    log before, into a stretch of one batch and the rest: a saw-tooth.
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        seen: dict[str, Any] = {}
+        self.on_log(args, state, control, seen)
+        kept = {name: x for name, x in seen.items() if name.split("/")[-1] in KEPT and math.isfinite(x)}
+        if kept:
+            state.log_history.append({"step": state.global_step, **kept})
 
 
 class LossScale(TrainerCallback):  # type: ignore[misc]

@@ -91,8 +91,8 @@ class LinePlot {
   }
 
   paint(made, label) {
-    const { colour, scale } = this.style(label);
-    made.style.color = colour === undefined ? along(scale) : `var(--c${colour})`;
+    const { colour, scale, tint } = this.style(label);
+    made.style.color = colour === undefined ? along(scale) : tint ? `color-mix(in srgb, var(--c${colour}), var(--surface) ${100 * tint}%)` : `var(--c${colour})`;
     return made;
   }
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from lln_lab.history import MEANS, regular
 from lln_lab.report.blocks import Block, Table
 from lln_lab.report.collect import is_single_run
 from lln_lab.report.maps import Maps, read_map
@@ -168,7 +169,11 @@ class _Run:
 
     def series(self, key: str) -> tuple[list[Any], list[Any]]:
         rows = [row for row in self.history if key in row]
-        return [row.get("step", at) for at, row in enumerate(rows)], [row[key] for row in rows]
+        steps, values = [row.get("step", at) for at, row in enumerate(rows)], [row[key] for row in rows]
+        if key in MEANS and all(map(finite, [*steps, *values])):
+            points = regular(list(zip(steps, values, strict=True)))
+            return [step for step, _ in points], [value for _, value in points]
+        return steps, values
 
     def stretches(self, key: str) -> dict[tuple[int, int], Any]:
         """(step of the entry before, step) -> value: a logged training loss is the mean since the entry before it."""

@@ -22,6 +22,7 @@ from lln import zoo
 from lln.instruments import entropy, spectral_gap
 from lln.zoo.mechanism import Mechanism, Shape
 from lln.zoo.registry import member
+from lln_lab import colours
 from lln_lab.experiments.verdict import FAILS, HOLDS, Verdict
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -168,10 +169,7 @@ def draw(data: dict[str, Any]) -> Any:
 
 
 def _style(name: str) -> tuple[str, float]:
-    from lln_lab.experiments.figure import COLOURS
-
-    known = {"softmax": "softmax", "lln": "lln_entropy", "lln_diag": "lln_paper"}
-    return (COLOURS[known[name]], 2.2) if name in known else ("#b5b5b5", 0.9)
+    return (colours.of(name), 2.2) if name in colours.OWN else ("#b5b5b5", 0.9)
 
 
 def _unit(x: Any) -> Tensor:

@@ -12,7 +12,12 @@ from typing import Any
 from lln.matching import DEFAULT_TARGET, TARGETS
 
 VERSION = 2  # version 1 knew no far_weight: LLN had the weight `mix` in every row
-ATTENTIONS = ("lln", "lln_diag")  # those that read these options and keep a state; the zoo's members do neither
+NEAR_FAR = "lln_near_far"
+ATTENTIONS = (
+    "lln",
+    "lln_diag",
+    NEAR_FAR,
+)  # those that read these options and keep a state; the zoo's members do neither
 
 
 @dataclass(frozen=True)
@@ -24,19 +29,24 @@ class LayerShape:
     head_dim: int
     per_feature: bool = False  # alpha and beta have a number per head and feature, not just per head
     maps: bool = False  # q and k go through a linear map per head first
+    near_far: bool = False  # four weights a head of near-far attention in place of the mixing of LLN+Diag
 
 
 @dataclass(frozen=True)
 class LLNOptions:
-    """Options of `lln` and `lln_diag`.
+    """Options of `lln`, `lln_diag` and `lln_near_far`.
 
     version: of this schema.
     attention: the implementation a converted model is to be loaded with; None leaves it to the caller.
     target: what moment matching matches, 'entropy', 'variance' or 'paper'.
-    block_size, mix: of LLN+Diag; mix is the weight of the LLN branch.
+    block_size: of LLN+Diag and near-far attention.
+    mix: of LLN+Diag, the weight of the LLN branch.
     far_weight: the weight is mix min(1, f / block_size), f being the keys that a row may see outside its block, so that a
         text within one block is softmax; False: mix in every row, as the paper has it and as version 1 had it.
-    subtract_mean_key: per sample in bidirectional models; in causal ones the mean key comes from `convert`.
+    neighbours, first_tokens, weights: of near-far attention, as `near_far_attention` has them; weights are four numbers for all
+        heads, and a converted model has its own.
+    subtract_mean_key: per sample in bidirectional models; in causal ones the mean key comes from `convert`. Near-far attention
+        does so wherever it matches alpha and beta to the sample.
     alpha, beta: fixed values, a number or one for each head (query heads, key heads); None: matched to each sample, or
         taken from the parameters that `convert` attached. Causal models need one of the two.
     layers: of a converted model, the shape of each attention module in order; None where softmax is kept.
@@ -48,6 +58,9 @@ class LLNOptions:
     block_size: int = 64
     mix: float = 0.5
     far_weight: bool = True
+    neighbours: int = 0
+    first_tokens: int = 0
+    weights: list[float] | None = None
     subtract_mean_key: bool = False
     alpha: float | list[float] | None = None
     beta: float | list[float] | None = None
@@ -62,6 +75,16 @@ class LLNOptions:
             )
         if not isinstance(self.block_size, int) or self.block_size < 1:
             raise ValueError(f"config.lln['block_size'] must be a whole number of at least 1, got {self.block_size!r}")
+        for name in ("neighbours", "first_tokens"):
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+                raise ValueError(f"config.lln[{name!r}] must be a whole number of at least 0, got {given!r}")
+        if self.weights is not None and not (
+            isinstance(self.weights, (list, tuple)) and len(self.weights) == 4 and all(map(_is_number, self.weights))
+        ):
+            raise ValueError(
+                f"config.lln['weights'] must be four numbers, of near, LLN, mean and slope, got {self.weights!r}"
+            )
         if not isinstance(self.far_weight, bool):
             raise ValueError(f"config.lln['far_weight'] must be True or False, got {self.far_weight!r}")
         if not _is_number(self.mix) or not 0.0 <= self.mix <= 1.0:

@@ -1,7 +1,9 @@
-"""What a converted attention module knows of its own: alpha, beta, feature bias, mixing, and maps of q and k.
+"""What a converted attention module knows of its own: alpha, beta, feature bias, mixing or weights, and maps of q and k.
 
     P_ij ∝ sum_l exp(w_l + alpha_l (A_q^T q_i)_l + beta_l (A_k^T k_j)_l)                            (eq. 8)
     out  = w LLN + (1 - w) blocks, w from mix by `lln.hf.attention.far_weight`                              (Section 4.2)
+
+or, in near-far attention (docs/near-far.md), near, LLN, mean and slope by the four `weights` of each head.
 
 w carries the mean key that is subtracted (w = -beta mu) and any learned shift of q or k. They are parameters of the
 model: saved with it, and frozen until somebody wants to train them. They are float32 whatever the model's dtype, in memory
@@ -9,20 +11,25 @@ and on disk: rounded to bfloat16 they would be another model.
 """
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lln.hf.options import LayerShape
+from lln.near_far import NEUTRAL
 
 
 class LLNParameters(nn.Module):
     """The submodule `lln` of a converted attention module.
 
     alpha (Hq, 1 or D), beta (Hk, 1 or D), feature_bias (Hq, D), mix (Hq,); with maps, query_map (Hq, D, D) and
-    key_map (Hk, D, D), which multiply q and k from the right in the LLN branch only and start as identities.
+    key_map (Hk, D, D), which multiply q and k from the right in the LLN branch only and start as identities. Near-far
+    attention has weights (Hq, 4) in place of mix.
     """
 
+    mix: Tensor | None
+    weights: Tensor | None
     query_map: Tensor | None
     key_map: Tensor | None
 
@@ -35,7 +42,8 @@ class LLNParameters(nn.Module):
         self.alpha = _frozen(shape.heads, features)
         self.beta = _frozen(shape.key_heads, features)
         self.feature_bias = _frozen(shape.heads, shape.head_dim)
-        self.mix = _frozen(shape.heads)
+        self.mix = None if shape.near_far else _frozen(shape.heads)
+        self.weights = _frozen(shape.heads, len(NEUTRAL)) if shape.near_far else None
         self.query_map = self.key_map = None
         if shape.maps:
             self.query_map = _frozen(shape.heads, shape.head_dim, shape.head_dim)
@@ -44,17 +52,23 @@ class LLNParameters(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, keep: Collection[str] = ()) -> None:
-        """As before anything was measured: alpha and beta 1, no bias, the mixing as given, maps that change nothing.
+        """As before anything was measured: alpha and beta 1, no bias, mixing as given, weights neutral, maps the identity.
 
         keep: names of those that stay as they are.
         """
         self.mean_key = self.fit_error = None
-        start = {"alpha": 1.0, "beta": 1.0, "feature_bias": 0.0, "mix": self.first_mix}
+        start: dict[str, Any] = {
+            "alpha": 1.0,
+            "beta": 1.0,
+            "feature_bias": 0.0,
+            "mix": self.first_mix,
+            "weights": NEUTRAL,
+        }
         for name, x in self.named_parameters():
             if name in keep:
                 continue
             if name in start:
-                x.fill_(start[name])
+                x.copy_(torch.tensor(start[name]).to(x))
             else:
                 x.copy_(torch.eye(self.shape.head_dim, dtype=x.dtype, device=x.device))
 

@@ -1,8 +1,8 @@
-"""Making `lln`, `lln_diag` and the zoo known to transformers: attention and mask interface together, always."""
+"""Making `lln`, `lln_diag`, `lln_near_far` and the zoo known to transformers: attention and mask interface together, always."""
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from lln.hf.attention.functions import lln_diag_forward, lln_forward
+from lln.hf.attention.functions import lln_diag_forward, lln_forward, lln_near_far_forward
 from lln.hf.attention.masks import padding_mask
 from lln.hf.attention.zoo import function_names, zoo_forward
 from lln.hf.patches import install
@@ -20,6 +20,7 @@ def register() -> list[str]:
         functions = {
             "lln": lln_forward,
             "lln_diag": lln_diag_forward,
+            "lln_near_far": lln_near_far_forward,
             **{name: zoo_forward(name) for name in function_names()},
         }
         install(functions)

@@ -13,7 +13,7 @@ from lln.hf.attention.window import window_attention
 from tests.hf.models import CAUSAL, inputs, make, output, spread_out
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag", "elu"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far", "elu"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "bert"])
 def test_packed_sequences_are_kept_apart(family: str, attention: str) -> None:
     model = make(family, attention)
@@ -54,7 +54,7 @@ def test_grouped_queries_equal_repeated_keys() -> None:
     torch.testing.assert_close(out, expected.transpose(1, 2))
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
 def test_weights_reproduce_the_output(family: str, attention: str) -> None:
     model = make(family, attention)
@@ -76,7 +76,7 @@ def _decoder(attention: str, **options: Any) -> Any:
     return spread_out(BertLMHeadModel._from_config(config, attn_implementation=attention).eval())
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 def test_cross_attention_ignores_padded_keys_and_later_queries(attention: str) -> None:
     model = _decoder(attention, alpha=2.0, beta=2.0)
     ids = torch.randint(3, 40, (2, 12))

@@ -38,14 +38,14 @@ def test_the_cache_changes_nothing(family: str, way: str) -> None:
     assert torch.equal(with_cache, _generate(model, False, mask, **WAYS[way]))
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_the_cache_changes_nothing_in_other_families(family: str, attention: str) -> None:
     model = make(family, attention)
     assert torch.equal(_generate(model, True, do_sample=False), _generate(model, False, do_sample=False))
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_prefill_in_pieces_equals_one_forward(family: str, attention: str) -> None:
     model = make(family, attention)
@@ -113,7 +113,7 @@ def test_a_model_with_some_softmax_layers_generates(family: str) -> None:
     assert torch.equal(_generate(model, True, mask, do_sample=False), _generate(model, False, mask, do_sample=False))
 
 
-@pytest.mark.parametrize("attention", ["lln", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
 def test_compiled_decoding_does_not_recompile_at_each_step(attention: str) -> None:
     model = make("llama", attention)
     ids = inputs("llama", batch=2, length=40)["input_ids"]

@@ -106,7 +106,7 @@ def _attention_error(model: Any, given: dict[str, torch.Tensor]) -> float:
     parts = []
 
     def watch(call: Any, out: torch.Tensor) -> None:
-        parts.append(((attend(call, blocks=True)[0] - out).square().sum() / out.square().sum()).item())
+        parts.append(((attend(call, "lln_diag")[0] - out).square().sum() / out.square().sum()).item())
 
     with torch.no_grad(), watching(model, watch):
         model(**given)

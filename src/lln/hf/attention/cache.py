@@ -4,6 +4,7 @@ A model hands new keys to `cache.update(k, v, layer)` and what comes back to its
 come back as they are, with the layer's state attached, so the function finds what came before.
 """
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers.cache_utils import (
 
 from lln.hf.modules import attention_modules
 from lln.hf.options import ATTENTIONS
+from lln.near_far import NearFarState
 from lln.state import LLNState
 
 NO_ROLLBACK = (
@@ -29,10 +31,13 @@ NO_KEYS = (
     "a linear attention keeps a state instead of keys and values, so there are none to hand out (Whisper's generate() does "
     "with return_dict_in_generate=True): leave that out, or pass use_cache=False"
 )
+IN_PLACE = tuple(
+    f.name for f in fields(NearFarState) if f.name not in ("alpha", "beta")
+)  # what a compiled graph writes
 
 
 class LLNCacheLayer(CacheLayerMixin):
-    """One layer's past: the sums of eq. 8 up to now and, for LLN+Diag, the block that is not full yet."""
+    """One layer's past: the sums of eq. 8 up to now and, for LLN+Diag, the block that is not full yet; or a `NearFarState`."""
 
     is_sliding = False
     supports_early_init = False
@@ -40,7 +45,7 @@ class LLNCacheLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.seen = 0
-        self.state: LLNState | None = None
+        self.state: LLNState | NearFarState | None = None
         self.full: Tensor | None = (
             None  # (B,), keys that count in the blocks that are full: see lln.hf.attention.far_weight
         )
@@ -72,14 +77,14 @@ class LLNCacheLayer(CacheLayerMixin):
             raise ValueError(
                 "the keys of the last call never reached an LLN attention, so this cache has forgotten them: the model's "
                 "attention is another one, or it changes its keys after storing them (as DeepSeek's does). Generate with "
-                "use_cache=False, or set attn_implementation='lln_diag' or 'lln' for LLNCache"
+                "use_cache=False, or set an attn_implementation that LLNCache is for, such as 'lln_diag'"
             )
         self.waiting = True
         self.seen += key_states.shape[-2]
         key_states.lln_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
-    def keep(self, state: LLNState, full: Tensor | None = None) -> None:
+    def keep(self, state: LLNState | NearFarState, full: Tensor | None = None) -> None:
         """The state after these keys, and `full` where rows are weighted by it.
 
         Compiled graphs write it where the last one is: addresses stay the same.
@@ -95,6 +100,11 @@ class LLNCacheLayer(CacheLayerMixin):
             return
         if self.full is not None and full is not None:
             self.full.copy_(full)
+        if isinstance(self.state, NearFarState):
+            for name in IN_PLACE:
+                getattr(self.state, name).copy_(getattr(state, name))
+            return
+        assert isinstance(state, LLNState)
         for name in ("maximum", "summed", "normaliser"):
             getattr(self.state, name).copy_(getattr(state, name))
         if self.state.block is not None:

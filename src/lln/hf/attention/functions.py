@@ -1,9 +1,11 @@
-"""`lln` and `lln_diag` as attention functions of transformers: (module, q, k, v, mask, ...) -> (B, N, H, D), weights.
+"""`lln`, `lln_diag` and `lln_near_far` as attention functions of transformers: (module, q, k, v, ...) -> (B, N, H, D), weights.
 
-LLN is eq. 8 of arXiv 2311.13541, LLN+Diag the mix with softmax inside blocks (Section 4.2). Cross-attention has no blocks,
-so `lln_diag` is plain LLN there. Layers with a sliding window, and those a conversion left alone, are softmax.
+LLN is eq. 8 of arXiv 2311.13541, LLN+Diag the mix with softmax inside blocks (Section 4.2), near-far is in docs/near-far.md.
+Cross-attention has no blocks, so all three are plain LLN there. Layers with a sliding window, and those a conversion left
+alone, are softmax.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,44 +15,40 @@ from torch import Tensor, nn
 from lln.attention import lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.hf.attention.call import Call, in_rows, read_call, refuse_growing_cache
+from lln.hf.attention.near_far import near_far_output, near_far_weights
 from lln.hf.attention.row_weights import row_weights
 from lln.hf.attention.scales import Scales, scales_for
 from lln.hf.attention.softmax import softmax_attention, softmax_matrix
 from lln.hf.attention.window import window_attention
-from lln.hf.options import LLNOptions, is_converted, options_of
+from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
 from lln.hf.parameters import LLNParameters
+from lln.near_far import NearFarState
 from lln.state import LLNState
 
 Result = tuple[Tensor, Tensor | None]
 
 
-def lln_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **options: Any,
-) -> Result:
-    return attend(read_call(module, query, key, value, attention_mask, scaling, dropout, options), blocks=False)
+def _forward_of(attention: str) -> Callable[..., Result]:
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> Result:
+        return attend(read_call(module, query, key, value, attention_mask, scaling, dropout, options), attention)
+
+    forward.__name__ = forward.__qualname__ = f"{attention}_forward"
+    return forward
 
 
-def lln_diag_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **options: Any,
-) -> Result:
-    return attend(read_call(module, query, key, value, attention_mask, scaling, dropout, options), blocks=True)
+lln_forward, lln_diag_forward, lln_near_far_forward = (_forward_of(name) for name in ATTENTIONS)
 
 
-def attend(call: Call, blocks: bool) -> Result:
+def attend(call: Call, attention: str) -> Result:
     """(B, Nq, Hq, Dv) contiguous, and the weights (B, Hq, Nq, Nk) if the model asked for them."""
     if call.window is not None:
         return _in_window(call)
@@ -63,20 +61,41 @@ def attend(call: Call, blocks: bool) -> Result:
             f"config.lln describes a converted model, but this {type(call.module).__name__} has no parameters of it: load the "
             "whole model that was converted, with as many layers"
         )
+    if parameters is not None and attention != "lln":
+        _refuse_other_parameters(parameters, attention)
     options, batch = options_of(config), call.q.shape[0]
     call = call.as_one_row()
-    scales = scales_for(call, options, parameters)
-    use_blocks = blocks and not call.cross
+    near_far, blocks = (attention == name and not call.cross for name in (NEAR_FAR, "lln_diag"))
+    scales = scales_for(call, options, parameters, centred=near_far)
     full = None
-    if use_blocks and options.far_weight:
+    if blocks and options.far_weight:
+        assert scales.mix is not None
         weight, full = row_weights(call, scales.mix, options.block_size)
         scales = scales._replace(mix=weight)
-    out, state = _output(call, options, parameters, scales, use_blocks)
+    state: LLNState | NearFarState | None
+    if near_far:
+        out, state = near_far_output(call, options, parameters, scales)
+        out = _drop(out, call)
+    else:
+        out, state = _output(call, options, parameters, scales, blocks)
     if call.layer is not None:
         assert state is not None
         call.layer.keep(state, full)
-    weights = _weights(call, options, parameters, scales, use_blocks) if call.weights_wanted else None
+    weights = None
+    if call.weights_wanted:
+        _refuse_weights(call)
+        made = (call, options, parameters, scales)
+        weights = near_far_weights(*made) if near_far else _weights(*made, blocks)
     return in_rows(out, batch).transpose(1, 2).contiguous(), weights
+
+
+def _refuse_other_parameters(parameters: LLNParameters, attention: str) -> None:
+    if parameters.shape.near_far != (attention == NEAR_FAR):
+        had, needs = ("weights", "a mixing") if parameters.shape.near_far else ("a mixing", "weights")
+        raise ValueError(
+            f"this model was converted with {had} for each head, but {attention} needs {needs}: lln.hf.unload(model), then "
+            f"lln.hf.convert(model, {attention!r}, calibrate=texts)"
+        )
 
 
 def _output(
@@ -92,6 +111,7 @@ def _output(
     maps = parameters is not None and parameters.shape.maps
     mapped = (parameters.map_queries(q), parameters.map_keys(k)) if parameters is not None and maps else (q, k)
     if blocks:
+        assert scales.mix is not None
         drops = call.dropout > 0 and call.module.training
         found = lln_diag_attention(
             q, k, v, scales.alpha, scales.beta, mix=scales.mix, block_size=options.block_size, scale=call.scale,
@@ -108,11 +128,14 @@ def _drop(x: Tensor, call: Call) -> Tensor:
     return F.dropout(x, call.dropout, call.module.training)
 
 
-def _weights(call: Call, options: LLNOptions, parameters: LLNParameters | None, scales: Scales, blocks: bool) -> Tensor:
-    """The N x N matrix, for looking at: O(N^2 D) time and memory."""
+def _refuse_weights(call: Call) -> None:
     if call.cu_seqlens is not None or call.layer is not None:
         what = "packed sequences" if call.layer is None else "a decoding step"
         raise ValueError(f"output_attentions: the weights of {what} are not one matrix; run the sequences one by one")
+
+
+def _weights(call: Call, options: LLNOptions, parameters: LLNParameters | None, scales: Scales, blocks: bool) -> Tensor:
+    """The N x N matrix, for looking at: O(N^2 D) time and memory."""
     q, k = (call.q, call.k) if parameters is None else (parameters.map_queries(call.q), parameters.map_keys(call.k))
     weights = lln_matrix(
         q, k, scales.alpha, scales.beta,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lln.hf.attention.call import Call
 from lln.hf.attention.far_weight import FarPast, far_share, far_share_of_piece
+from lln.state import LLNState
 
 
 def row_weights(call: Call, mix: Tensor | float, block_size: int) -> tuple[Tensor, Tensor | None]:
@@ -16,7 +17,7 @@ def row_weights(call: Call, mix: Tensor | float, block_size: int) -> tuple[Tenso
     if call.layer is not None:
         before = call.layer.state
         past = None
-        if before is not None and before.block is not None and call.layer.full is not None:
+        if isinstance(before, LLNState) and before.block is not None and call.layer.full is not None:
             past = FarPast(call.layer.full, before.block)
         share, full = far_share_of_piece(call.key_mask, past, call.k, block_size)
     else:

@@ -17,17 +17,18 @@ class Scales(NamedTuple):
     alpha: Tensor  # (S or 1, Hq, 1, 1 or D)
     beta: Tensor  # (S or 1, Hk, 1, 1 or D)
     feature_bias: Tensor | None  # (S or 1, Hq, 1, D)
-    mix: Tensor | float  # (Hq,), a number, or (B or 1, Hq or 1, N) where rows differ
+    mix: Tensor | float | None  # (Hq,), a number, or (B or 1, Hq or 1, N) where rows differ; None in near-far attention
 
 
-def scales_for(call: Call, options: LLNOptions, parameters: LLNParameters | None) -> Scales:
+def scales_for(call: Call, options: LLNOptions, parameters: LLNParameters | None, *, centred: bool = False) -> Scales:
+    """centred: the mean key is subtracted where alpha and beta are matched to the sample, whatever the options say."""
     dtype = compute_dtype(call.q.dtype)
     if parameters is not None:
         return Scales(*parameters.for_attention(dtype), parameters.mix)
     if options.alpha is not None and options.beta is not None:
         alpha = _given(options.alpha, call.q, "alpha", dtype)
         beta = _given(options.beta, call.k, "beta", dtype)
-        return Scales(alpha, beta, _mean_key_bias(call, options, beta), options.mix)
+        return Scales(alpha, beta, _mean_key_bias(call, options.subtract_mean_key, beta), options.mix)
     if call.causal or call.cross:
         what = "causal attention" if call.causal else "cross-attention of a decoder"
         raise ValueError(
@@ -35,21 +36,21 @@ def scales_for(call: Call, options: LLNOptions, parameters: LLNParameters | None
             "Give them, model.config.lln = {'alpha': 2.0, 'beta': 2.0}, or measure them on data, "
             "lln.hf.convert(model, calibrate=texts)"
         )
-    return _matched_to_sample(call, options, dtype)
+    return _matched_to_sample(call, options, dtype, centred or options.subtract_mean_key)
 
 
-def _matched_to_sample(call: Call, options: LLNOptions, dtype: torch.dtype) -> Scales:
+def _matched_to_sample(call: Call, options: LLNOptions, dtype: torch.dtype, centred: bool) -> Scales:
     alpha, beta = match_moments(
         call.q, call.k, target=options.target, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
-        scale=call.scale, center_keys=options.subtract_mean_key,
+        scale=call.scale, center_keys=centred,
     )  # fmt: skip
     alpha, beta = alpha.to(dtype), beta.to(dtype)
-    return Scales(alpha, beta, _mean_key_bias(call, options, beta), options.mix)
+    return Scales(alpha, beta, _mean_key_bias(call, centred, beta), options.mix)
 
 
-def _mean_key_bias(call: Call, options: LLNOptions, beta: Tensor) -> Tensor | None:
+def _mean_key_bias(call: Call, centred: bool, beta: Tensor) -> Tensor | None:
     """w = -beta mu of each sample. A causal or cross-attention may not look at the sample: there convert measures it."""
-    if not options.subtract_mean_key:
+    if not centred:
         return None
     if call.causal or call.cross:
         raise ValueError(

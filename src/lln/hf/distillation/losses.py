@@ -42,11 +42,11 @@ def capture_layers(teacher: Any, pairs: dict[nn.Module, nn.Module], batch: Batch
     return captured
 
 
-def backward_of_layers(captured: list[Captured], blocks: bool) -> list[float]:
+def backward_of_layers(captured: list[Captured], attention: str) -> list[float]:
     """The error of each layer, in order; gradients are added up. Memory is that of one layer's graph."""
     errors = []
     for call, target in captured:
-        loss = relative_error(attend(call, blocks)[0], target, rows_that_count(call))
+        loss = relative_error(attend(call, attention)[0], target, rows_that_count(call))
         loss.backward()  # type: ignore[no-untyped-call]
         errors.append(float(loss.detach()))
     return errors

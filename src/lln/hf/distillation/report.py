@@ -122,7 +122,10 @@ def layer_errors(model: Any, batch: Batch) -> list[float]:
     """|o - t|^2 / |t|^2 of each attention on the softmax model's own activations."""
     captured = capture_layers(model, {m: m for m in converted_modules(model)}, batch)
     with torch.no_grad():
-        return [float(relative_error(attend(c, True)[0], t, rows_that_count(c))) for c, t in captured]
+        return [
+            float(relative_error(attend(c, model.config._attn_implementation)[0], t, rows_that_count(c)))
+            for c, t in captured
+        ]
 
 
 def refuse_unlabelled(settings: Settings) -> None:

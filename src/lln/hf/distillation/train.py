@@ -45,7 +45,7 @@ class Training:
         self.parameters, self.settings, self.folder, self.every = parameters, settings, folder, every
         self.updates = updates
         self.pairs = _pairs(model, teacher)
-        self.blocks = model.config._attn_implementation == "lln_diag"
+        self.attention = model.config._attn_implementation
         self.kept: tuple[tuple[str, int] | None, list[Any]] = (None, [])  # which group, and what the teacher did there
 
     def run(self, stages: dict[str, int], rates: dict[str, float], resume: bool, on_step: OnStep) -> None:
@@ -87,7 +87,7 @@ class Training:
         optimizer.zero_grad()
         shown = self._group(stage, plan, plan.group_of(step))
         if stage == LAYERS:
-            errors = backward_of_layers(shown[plan.member(step)], self.blocks)
+            errors = backward_of_layers(shown[plan.member(step)], self.attention)
         else:
             batch, wanted, others = shown[plan.member(step)]
             loss = end_to_end_loss(self.model, self._wanted(batch) if wanted is None else wanted, batch, others)

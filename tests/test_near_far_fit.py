@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lln.near_far import NEUTRAL, near_far_attention
-from lln.near_far_fit import NearFarFit, near_far_parts
+from lln.near_far_fit import CHOICES, RIDGES, NearFarFit, near_far_parts
 from lln.ops.near_far import WEIGHTS
 
 RECORD = [0.002672, 0.036765, 0.983715, 0.961796]  # head 2, three seeds, blocks of 16
@@ -95,6 +95,38 @@ def test_parts_that_are_left_out_have_no_weight_and_cost_error() -> None:
     some, every = fit.weights(parts=("near", "lln")), fit.weights(parts=WEIGHTS)
     assert torch.equal(some[:, 2:], torch.zeros(4, 2, dtype=torch.float64))
     assert (fit.error(every) <= fit.error(some)).all()
+
+
+def fit_of(seeds: range) -> NearFarFit:
+    fit = NearFarFit()
+    for seed in seeds:
+        q, k, v = qkv(seed)
+        fit.add(softmax(q, k, v), *near_far_parts(q, k, v, block_size=16))
+    return fit
+
+
+def test_the_choice_is_the_best_of_all_on_texts_left_out() -> None:
+    """Head 1 by brute force: every text left out in turn, every choice of parts and every ridge."""
+    alone, errors = [fit_of(range(seed, seed + 1)) for seed in range(3)], {}
+    for parts in CHOICES:
+        for ridge in RIDGES:
+            squared = 0.0
+            for out in range(3):
+                rest = fit_of(range(0))
+                rest._batches = [fit._batches[0] for seed, fit in enumerate(alone) if seed != out]
+                found = rest.weights(ridge, parts)
+                squared += float((alone[out].error(found) * alone[out].sums.power.sum(0))[1])
+            errors[parts, ridge] = squared
+    parts, ridge = min(errors, key=lambda choice: errors[choice])
+    every = fit_of(range(3))
+    torch.testing.assert_close(every.best()[1], every.weights(ridge, parts)[1])
+
+
+def test_one_text_tells_nothing_about_the_choice() -> None:
+    q, k, v = (t[:1] for t in qkv(0))
+    fit = NearFarFit()
+    fit.add(softmax(q, k, v), *near_far_parts(q, k, v, block_size=16))
+    assert torch.equal(fit.best(), fit.weights())
 
 
 def test_what_cannot_be_fitted_is_refused_in_words() -> None:

@@ -9,9 +9,13 @@ so the weights with the least squared distance to a target t, over rows of any n
     (G + r I) (w - w_0) = b - G w_0,      G = sum part part^T,   b = sum part (t - (1 - m) near),   r = ridge * mean(diag G)
 
 w_0, what the ridge pulls towards, are the neutral weights: a head to which nothing is far keeps them. Sums are in float64.
+
+Which of the four a head uses, and how strong its ridge is, can be chosen by what predicts texts that were left out
+(`NearFarFit.best`): sums are kept for each text, so all choices and all texts left out cost a few small systems of equations.
 """
 
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,14 +50,29 @@ def near_far_parts(
     return fixed, torch.stack([t - fixed for t in alone], dim=-1)
 
 
+RIDGES = (1e-6, 1e-3, 1e-2, 1e-1)
+CHOICES = tuple(chosen for size in range(1, len(WEIGHTS) + 1) for chosen in combinations(WEIGHTS, size))
+
+
+class Sums(NamedTuple):
+    """Of each text, in float64; T texts."""
+
+    gram: Tensor  # G, (T, Hq, 4, 4)
+    right: Tensor  # b, (T, Hq, 4)
+    missing: Tensor  # |t - (1 - m) near|^2, (T, Hq)
+    power: Tensor  # |t|^2, (T, Hq)
+
+    def squared_error(self, weights: Tensor) -> Tensor:
+        """|t - out|^2, (T, Hq), with weights (T or 1, Hq, 4)."""
+        bent = torch.einsum("thi,thij,thj->th", weights.expand_as(self.right), self.gram, weights.expand_as(self.right))
+        return (self.missing - 2 * (weights * self.right).sum(-1) + bent).clamp(min=0)
+
+
 class NearFarFit:
-    """Normal equations, added up over batches; `weights()` solves them."""
+    """Normal equations, text by text; `weights()` solves them for all four weights, `best()` for those that are worth it."""
 
     def __init__(self) -> None:
-        self.gram: Tensor | None = None  # G, (Hq, 4, 4)
-        self.right: Tensor | None = None  # b, (Hq, 4)
-        self.missing: Tensor | None = None  # |t - (1 - m) near|^2, (Hq,)
-        self.power: Tensor | None = None  # |t|^2, (Hq,)
+        self._batches: list[Sums] = []
 
     def add(self, target: Tensor, fixed: Tensor, parts: Tensor, rows: Tensor | None = None) -> None:
         """Softmax's output (B, Hq, N, Dv), what `near_far_parts` returned, and which rows (B, N) count; None: all."""
@@ -63,40 +82,63 @@ class NearFarFit:
             target, fixed = (torch.where(counts, t, 0.0) for t in (target, fixed))
             parts = torch.where(counts[..., None], parts, 0.0)
         rest = target - fixed
-        self.gram = _plus(self.gram, torch.einsum("bhndi,bhndj->hij", parts, parts))
-        self.right = _plus(self.right, torch.einsum("bhndi,bhnd->hi", parts, rest))
-        self.missing = _plus(self.missing, rest.square().sum(dim=(0, 2, 3)))
-        self.power = _plus(self.power, target.square().sum(dim=(0, 2, 3)))
+        sums = Sums(
+            torch.einsum("bhndi,bhndj->bhij", parts, parts), torch.einsum("bhndi,bhnd->bhi", parts, rest),
+            rest.square().sum(dim=(2, 3)), target.square().sum(dim=(2, 3)),
+        )  # fmt: skip
+        self._batches.append(sums)
+
+    @property
+    def sums(self) -> Sums:
+        if not self._batches:
+            raise ValueError("nothing was added to this fit: call add with softmax's output first")
+        return Sums(*(torch.cat(same) for same in zip(*self._batches, strict=True)))
 
     def weights(self, ridge: float = RIDGE, parts: tuple[str, ...] = WEIGHTS) -> Tensor:
         """(Hq, 4) in float64. `parts`: which of the weights are fitted; the others are 0."""
-        if self.gram is None or self.right is None:
-            raise ValueError("nothing was added to this fit: call add with softmax's output first")
+        sums = self.sums
         if not parts or any(name not in WEIGHTS for name in parts):
             raise ValueError(f"parts are some of {', '.join(WEIGHTS)}, got {parts}")
         if ridge < 0:
             raise ValueError(f"ridge must be at least 0, got {ridge}")
-        chosen = [WEIGHTS.index(name) for name in parts]
-        gram, right = self.gram[:, chosen][:, :, chosen], self.right[:, chosen]
-        neutral = torch.tensor(NEUTRAL, dtype=gram.dtype, device=gram.device)[chosen]
-        size = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-        pull = (ridge * size + torch.finfo(gram.dtype).tiny)[:, None, None] * torch.eye(len(chosen)).to(gram)
-        moved = torch.linalg.solve(gram + pull, right - gram @ neutral)
-        found = torch.zeros_like(self.right)
-        found[:, chosen] = neutral + moved
+        return _solved(sums.gram.sum(0), sums.right.sum(0), ridge, parts)
+
+    def best(self) -> Tensor:
+        """(Hq, 4): of all choices of parts and ridges, for each head the one that predicts best a text that it did not see.
+
+        Each text is left out in turn. From one text alone nothing can be told: all four weights, the least ridge.
+        """
+        sums = self.sums
+        if len(sums.power) < 2:
+            return self.weights()
+        gram, right = (t.sum(0) - t for t in (sums.gram, sums.right))  # of all texts but one
+        least, found = torch.full_like(sums.power[0], torch.inf), torch.zeros_like(sums.right[0])
+        for parts in CHOICES:
+            for ridge in RIDGES:
+                error = sums.squared_error(_solved(gram, right, ridge, parts)).sum(0)  # (Hq,), of the texts left out
+                better = error < least * (1 - 1e-6)
+                found = torch.where(better[:, None], self.weights(ridge, parts), found)
+                least = torch.where(better, error, least)
         return found
 
     def error(self, weights: Tensor) -> Tensor:
         """|t - out|^2 / |t|^2 of each head, (Hq,), over what was added."""
-        if self.gram is None or self.right is None or self.missing is None or self.power is None:
-            raise ValueError("nothing was added to this fit: call add with softmax's output first")
-        w = weights.to(self.gram)
-        squared = self.missing - 2 * (w * self.right).sum(-1) + torch.einsum("hi,hij,hj->h", w, self.gram, w)
-        return squared.clamp(min=0) / self.power.clamp(min=torch.finfo(w.dtype).tiny)
+        sums = self.sums
+        squared = sums.squared_error(weights.to(sums.gram)[None]).sum(0)
+        return squared / sums.power.sum(0).clamp(min=torch.finfo(squared.dtype).tiny)
 
 
-def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part
+def _solved(gram: Tensor, right: Tensor, ridge: float, parts: tuple[str, ...]) -> Tensor:
+    """The weights (..., 4) of G (..., 4, 4) and b (..., 4); those of other parts are 0."""
+    chosen = [WEIGHTS.index(name) for name in parts]
+    small, wanted = gram[..., chosen, :][..., chosen], right[..., chosen]
+    neutral = torch.tensor(NEUTRAL, dtype=gram.dtype, device=gram.device)[chosen]
+    size = small.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    pull = (ridge * size + torch.finfo(gram.dtype).tiny)[..., None, None] * torch.eye(len(chosen)).to(gram)
+    moved = torch.linalg.solve(small + pull, wanted - small @ neutral)
+    found = torch.zeros_like(right)
+    found[..., chosen] = neutral + moved
+    return found
 
 
 __all__ = ["NearFarFit", "near_far_parts"]

@@ -23,6 +23,7 @@ PretrainedOption = Annotated[
     Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; else it is pre-trained first.")
 ]
 PretrainingStepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of the pre-training.")]
+PretrainingPiecesOption = Annotated[int | None, typer.Option(min=1, help="As --accumulate, of the pre-training.")]
 ArenaOption = Annotated[
     list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
 ]
@@ -55,6 +56,7 @@ def table1(
     corpus: CorpusOption = None,
     pretrained: PretrainedOption = None,
     pretraining_steps: PretrainingStepsOption = None,
+    pretraining_accumulate: PretrainingPiecesOption = None,
     tokenizer: TokenizerOption = None,
 ) -> None:
     """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
@@ -62,9 +64,10 @@ def table1(
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
     before = settings.pretraining
+    earlier = replace(choice, steps=pretraining_steps, accumulate=pretraining_accumulate)
     pretraining = replace(
         before,
-        budget=before.budget.shortened(pretraining_steps),
+        budget=earlier.budget(before.budget),
         validation_rows=choice.validation_rows or before.validation_rows,
     )
     settings = replace(settings, pretraining=pretraining)
@@ -152,6 +155,7 @@ def table2(
     lengths: LengthsOption = None,
     members: Annotated[str, typer.Option(help="Members with commas between.")] = "softmax,nystromformer,lln,lln_diag",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 1,
+    clock: Annotated[str, typer.Option(help="wall, or cpu: seconds of processor time, on a busy machine.")] = "wall",
 ) -> None:
     """Speed and memory of a training step of RoBERTa against the length: `lln bench zoo` in the shape of Table 2."""
     from lln_lab.cli.bench_zoo import zoo
@@ -167,7 +171,7 @@ def table2(
         rounds=rounds,
         steps=1,
         threads=1,
-        clock="wall",
+        clock=clock,
         memory_limit=12.0 if preset is Preset.cpu else 64.0,
         time_limit=300.0,
     )
@@ -198,6 +202,7 @@ def everything(choice: Choice) -> None:
         lengths="512" if steps else None,
         members="softmax,lln,lln_diag",
         rounds=1,
+        clock="wall",
     )
     table3(choice.under("table3"))
     fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as sensitivity does

@@ -19,11 +19,18 @@ from rich.table import Table
 from lln_cli.out_options import folder_to_write
 
 MISSING_DATA = 3  # exit code
+PAPERS = "paper"  # for --attention: those of the paper's table
 
 
 class Preset(StrEnum):
     cpu = "cpu"
     paper = "paper"
+
+
+class Precision(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 PresetOption = Annotated[
@@ -48,24 +55,47 @@ class Choice:
         list[str] | None,
         typer.Option(
             help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32, and with seeds of its own "
-            "as in elu@1; repeat for more."
+            "as in elu@1; repeat for more. 'paper': those of the paper's table."
         ),
     ] = None
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")] = None
     validation_rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")] = None
+    accumulate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pieces in which a process computes its share of a step; by default the preset's."),
+    ] = None
+    precision: Annotated[
+        Precision | None, typer.Option(help="Of the products, under autocast; by default the preset's.")
+    ] = None
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Compute layers again in the backward pass instead of keeping them.")
+    ] = False
 
     def settings(self, presets: Mapping[str, Any], contestants: Sequence[str] = (), **more: Any) -> Any:
         """The preset with what the command line says instead; `contestants` where it names none."""
+        from lln_lab.experiments.budgets import changed
+
         preset = presets[self.preset.value]
+        named = presets[Preset.paper].contestants if self.attention == [PAPERS] else self.attention
         said = {
-            "contestants": tuple(self.attention or contestants),
+            "contestants": tuple(named or contestants),
             "seeds": self.seeds,
             "validation_rows": self.validation_rows,
             **more,
         }
-        changed = {name: value for name, value in said.items() if value}
-        return replace(preset, budget=preset.budget.shortened(self.steps), **changed)
+        return replace(changed(preset, self.budget), **{name: value for name, value in said.items() if value})
+
+    def budget(self, preset: Any) -> Any:
+        """The preset's budget with the steps, the pieces and the precision that the command line names."""
+        said = {
+            "accumulate": self.accumulate,
+            "precision": self.precision and self.precision.value,
+            "checkpointing": self.checkpointing,
+        }
+        budget = replace(preset.shortened(self.steps), **{name: value for name, value in said.items() if value})
+        budget.at_once()  # a batch that cannot be cut so is refused here, before anything is loaded
+        return budget
 
     def under(self, name: str) -> "Choice":
         """The same, in a folder of its own beneath --out."""

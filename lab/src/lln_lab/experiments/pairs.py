@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lln.zoo import registry
+from lln_lab.experiments.evidence import missing
 from lln_lab.experiments.grid import mean_and_spread
-from lln_lab.experiments.verdict import FAILS, HOLDS, OPEN, WITHIN, Verdict
+from lln_lab.experiments.verdict import FAILS, HOLDS, WITHIN, Verdict, judged
 
 Measure = Callable[[dict[str, Any]], float]  # of a run's result; more is better
 OWN = ("lln", "lln_diag", "block_diagonal")
@@ -30,11 +31,16 @@ def told(values: Sequence[float], form: str) -> str:
 
 
 def ahead_of_linear(
-    results: Sequence[dict[str, Any]], measure: Measure, claim: str, form: str = ".1f", label: str = "lln_diag"
+    results: Sequence[dict[str, Any]],
+    task: str,
+    measure: Measure,
+    claim: str,
+    form: str = ".1f",
+    label: str = "lln_diag",
 ) -> list[Verdict]:
     """LLN+Diag against every other linear member among the results: ahead, level or behind by the spread of the gains.
 
-    It holds if LLN+Diag is ahead of all that have two seeds or more, and within a range if it is level with some.
+    It holds if LLN+Diag is ahead of all, and within a range if it is level with some.
     """
     names = {r["label"]: r["attention"] for r in results}
     others = [x for x, name in names.items() if name not in OWN and registry.card(name).growth != "quadratic"]
@@ -42,12 +48,10 @@ def ahead_of_linear(
     found = {other: values for other, values in found.items() if values}
     if not found:
         return []
-    places = [_place(values) for values in found.values() if len(values) > 1]
-    outcome = OPEN
-    if places:
-        outcome = FAILS if -1 in places else HOLDS if all(places) else WITHIN
+    places = [_place(values) for values in found.values()]
+    outcome = FAILS if -1 in places else HOLDS if all(places) else WITHIN
     numbers = "ahead of " + ", ".join(f"{other} by {told(values, form)}" for other, values in found.items())
-    return [Verdict(claim, outcome, numbers)]
+    return [judged(claim, outcome, numbers, missing(results, task, [label, *found]))]
 
 
 def _place(values: Sequence[float]) -> int:

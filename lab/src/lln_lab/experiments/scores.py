@@ -7,8 +7,9 @@ import numpy
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from lln_lab.experiments import pairs
+from lln_lab.experiments.evidence import METRICS, missing
 from lln_lab.experiments.grid import mean_and_spread
-from lln_lab.experiments.verdict import Verdict, no_worse
+from lln_lab.experiments.verdict import Verdict, judged, no_worse
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
@@ -31,9 +32,7 @@ def percent(values: Sequence[float]) -> str:
 
 def score_of(result: dict[str, Any]) -> float:
     """The one score of a classification run."""
-    return float(
-        next(value for name, value in result["evaluation"].items() if name in ("accuracy", "matthews", "pearson"))
-    )
+    return float(next(value for name, value in result["evaluation"].items() if name in METRICS))
 
 
 def table(
@@ -54,10 +53,17 @@ def table(
     return {"title": title, "note": note, "columns": ["attention", *tasks], "rows": rows}
 
 
+def label_of(results: Sequence[dict[str, Any]], attention: str) -> str:
+    """The attention as it is labelled among the results: with its options where every run of it has some."""
+    labels = [r["label"] for r in results if r["attention"] == attention]
+    return attention if attention in labels or not labels else str(labels[0])
+
+
 def against(
     results: Sequence[dict[str, Any]], task: str, claim: str, other: str = "softmax", ahead: bool = False
 ) -> list[Verdict]:
     """LLN+Diag against another method on a task: no worse than the spread over seeds, or (`ahead`) better by it."""
+    other = label_of(results, other)
     runs = {
         label: [score_of(r) for r in results if r["task"] == task and r["label"] == label]
         for label in ("lln_diag", other)
@@ -68,11 +74,11 @@ def against(
     margin = max(spread, spread_other)
     gap = mean_other - mean + (margin if ahead else -margin)
     numbers = f"{percent(runs['lln_diag'])} against {percent(runs[other])} of {other}"
-    return [Verdict(claim, no_worse(gap, 0.0, min(map(len, runs.values()))), numbers)]
+    return [judged(claim, no_worse(gap, 0.0), numbers, missing(results, task, list(runs)))]
 
 
 def ahead_of_linear(results: Sequence[dict[str, Any]], task: str) -> list[Verdict]:
     """LLN+Diag against the other linear members on a task, in points."""
     own = [r for r in results if r["task"] == task]
     claim = f"LLN+Diag is ahead of the other linear attentions on {task}"
-    return pairs.ahead_of_linear(own, lambda r: 100 * score_of(r), claim)
+    return pairs.ahead_of_linear(own, task, lambda r: 100 * score_of(r), claim)

@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 
 from lln_lab.experiments import lra, scores
 from lln_lab.experiments.ablation import fixed_or_matched
+from lln_lab.experiments.evidence import missing
 from lln_lab.experiments.figure import panels
 from lln_lab.experiments.grid import Watcher, by_label, mean_and_spread
-from lln_lab.experiments.verdict import Verdict, no_worse
+from lln_lab.experiments.verdict import Verdict, judged, no_worse
 
 VALUES = (0.5, 1.0, 2.0, 4.0)
 TASKS = ("listops", "text")
@@ -48,14 +49,16 @@ def verdicts(results: list[dict[str, Any]], task: str) -> list[Verdict]:
         return []
     compared = [r for r in fixed_or_matched(results) if r["task"] == task]
     runs = by_label([{**r, "evaluation": {"score": scores.score_of(r)}} for r in compared], "score").values()
-    spread, seeds = max(mean_and_spread(own)[1] for own in runs), min(map(len, runs))
+    spread = max(mean_and_spread(own)[1] for own in runs)
     best = max(fixed, key=lambda pair: fixed[pair])
     numbers = (
         f"matched {100 * matched:.1f} %; best fixed {100 * fixed[best]:.1f} % at alpha = {best[0]}, beta = {best[1]}; "
         f"worst fixed {100 * min(fixed.values()):.1f} %; {sum(x > matched for x in fixed.values())} of {len(fixed)} are better"
     )
-    outcome = no_worse(fixed[best] - matched, spread, seeds)
-    return [Verdict(f"matching is as good as any fixed alpha and beta on {task}", outcome, numbers)]
+    learner = next(r["label"] for r in compared if "alpha" not in r["options"])
+    lacks = missing(results, task, list(dict.fromkeys(r["label"] for r in compared)), learner)
+    claim = f"matching is as good as any fixed alpha and beta on {task}"
+    return [judged(claim, no_worse(fixed[best] - matched, spread), numbers, lacks)]
 
 
 def _scores(results: list[dict[str, Any]], task: str) -> tuple[dict[tuple[float, float], float], float | None]:

@@ -1,13 +1,14 @@
-"""What became of a claim, in words and numbers."""
+"""What became of a claim, in words and numbers; and what is missing where nothing can be said yet."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 HOLDS = "holds"
 WITHIN = "holds within a range"
 FAILS = "does not hold"
-OPEN = "inconclusive"  # too few seeds to tell
+OPEN = "inconclusive"  # something is missing: seeds, or a budget at which softmax itself learns
 OUTCOMES = (HOLDS, WITHIN, FAILS, OPEN)
 
 
@@ -15,7 +16,7 @@ OUTCOMES = (HOLDS, WITHIN, FAILS, OPEN)
 class Verdict:
     claim: str  # as the paper makes it
     outcome: str  # HOLDS, WITHIN, FAILS or OPEN
-    numbers: str  # what was measured
+    numbers: str  # what was measured, and what is missing
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -23,6 +24,13 @@ class Verdict:
 
     def as_data(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def judged(claim: str, outcome: str, numbers: str, missing: Sequence[str]) -> Verdict:
+    """The verdict, or what is missing for one."""
+    if not missing:
+        return Verdict(claim, outcome, numbers)
+    return Verdict(claim, OPEN, f"{numbers}; no verdict, since {' and '.join(missing)}")
 
 
 def outcome_over(where: list[bool]) -> str:
@@ -36,12 +44,6 @@ def range_of(values: list[float], where: list[bool], unit: str = "") -> str:
     return f"{min(chosen):.3g} to {max(chosen):.3g}{unit}" if chosen else "nowhere"
 
 
-def no_worse(gap: float, spread: float, seeds: int) -> str:
+def no_worse(gap: float, spread: float) -> str:
     """Whether a loss is no worse than another by `gap`, given the spread over seeds of either; diverged runs are worse."""
-    if math.isnan(gap):
-        return FAILS
-    if gap <= 0:
-        return HOLDS if seeds > 1 else OPEN
-    if seeds == 1:
-        return OPEN
-    return HOLDS if gap <= spread else FAILS
+    return FAILS if math.isnan(gap) or gap > max(0.0, spread) else HOLDS

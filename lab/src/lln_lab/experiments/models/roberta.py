@@ -150,13 +150,15 @@ class LongClassifier(nn.Module):
         options: dict[str, Any] | None = None,
         pairs: bool = False,
         normalise: bool = False,
+        head: int | None = None,
     ) -> None:
         super().__init__()
         config = configuration(size, vocabulary, padding=0, kind=RobertaPreLayerNormConfig)
         self.encoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
         self.normalise = BatchNorm(size.width) if normalise else nn.Identity()
         width = size.width * (4 if pairs else 1)
-        self.head = nn.Sequential(nn.Linear(width, size.width), nn.GELU(), nn.Linear(size.width, classes))
+        between = head or size.width
+        self.head = nn.Sequential(nn.Linear(width, between), nn.GELU(), nn.Linear(between, classes))
         use_attention(self.encoder, name, options or {}, _length(config))  # last: what it draws changes nothing else
 
     def forward(

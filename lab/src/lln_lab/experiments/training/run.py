@@ -24,10 +24,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from lln.results import write_result
 from lln.zoo.encoder import count_parameters
+from lln_lab.experiments.models.checkpointing import checkpoint_layers
 from lln_lab.experiments.training.budget import Budget
-from lln_lab.experiments.training.checkpoints import CheckpointedTrainer, newest
+from lln_lab.experiments.training.checkpoints import newest
 from lln_lab.experiments.training.lock import held
 from lln_lab.experiments.training.stream import Held, Make, Stream
+from lln_lab.experiments.training.trainer import BudgetTrainer
 from lln_lab.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
 
 RESULT, CONFIG = "result.json", "config.json"
@@ -102,9 +104,12 @@ def _train(
     disable_progress_bar()  # of every save; the run has one of its own
     set_seed(run.seed)
     model = build()
+    if run.budget.checkpointing:
+        checkpoint_layers(model)
     arguments = _arguments(run, folder)
     times, scale = StepTimes(), LossScale()
-    trainer = CheckpointedTrainer(
+    trainer = BudgetTrainer(
+        run.budget,
         model=model,
         args=arguments,
         train_dataset=Stream(training, make, run.seed, run.budget.steps * run.budget.batch),
@@ -140,27 +145,27 @@ def _train(
 
 def _arguments(run: Run, folder: Path) -> TrainingArguments:
     budget = run.budget
-    spread = processes().num_processes
-    if budget.batch % spread:
-        raise ValueError(f"a batch of {budget.batch} cannot be spread evenly over {spread} processes")
+    at_once = budget.at_once(processes().num_processes)
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=budget.steps,
-        per_device_train_batch_size=budget.batch // spread,
-        per_device_eval_batch_size=budget.batch,
+        per_device_train_batch_size=at_once,
+        per_device_eval_batch_size=at_once,
+        gradient_accumulation_steps=budget.accumulate,
         train_sampling_strategy="sequential",  # the stream is in order already
         learning_rate=budget.learning_rate,
         warmup_steps=budget.warmup,
-        lr_scheduler_type=budget.schedule,
+        lr_scheduler_type="linear" if budget.schedule == "one_cycle" else budget.schedule,  # the trainer makes its own
         weight_decay=budget.weight_decay,
         adam_beta2=budget.adam_beta2,
+        adam_epsilon=budget.adam_epsilon,
         max_grad_norm=budget.clip,
         logging_steps=budget.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="no" if budget.evaluate_every is None else "steps",
         eval_steps=budget.evaluate_every,
-        save_strategy="steps",
-        save_steps=budget.save_every,
+        save_strategy="no" if budget.save_every is None else "steps",
+        save_steps=budget.save_every or 1,
         fp16=budget.precision == "float16",
         bf16=budget.precision == "bfloat16",
         use_cpu=not torch.cuda.is_available(),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lln.zoo import registry
-from lln_lab.experiments.evidence import missing
+from lln_lab.experiments.evidence import FEWEST_SEEDS, missing
 from lln_lab.experiments.grid import mean_and_spread
 from lln_lab.experiments.verdict import FAILS, HOLDS, WITHIN, Verdict, judged
 
@@ -40,7 +40,7 @@ def ahead_of_linear(
 ) -> list[Verdict]:
     """LLN+Diag against every other linear member among the results: ahead, level or behind by the spread of the gains.
 
-    It holds if LLN+Diag is ahead of all, and within a range if it is level with some.
+    It holds if LLN+Diag is ahead of all that have enough seeds, and within a range if it is level with some.
     """
     names = {r["label"]: r["attention"] for r in results}
     others = [x for x, name in names.items() if name not in OWN and registry.card(name).growth != "quadratic"]
@@ -48,10 +48,11 @@ def ahead_of_linear(
     found = {other: values for other, values in found.items() if values}
     if not found:
         return []
-    places = [_place(values) for values in found.values()]
+    enough = {other: values for other, values in found.items() if len(values) >= FEWEST_SEEDS} or found
+    places = [_place(values) for values in enough.values()]
     outcome = FAILS if -1 in places else HOLDS if all(places) else WITHIN
     numbers = "ahead of " + ", ".join(f"{other} by {told(values, form)}" for other, values in found.items())
-    return [judged(claim, outcome, numbers, missing(results, task, [label, *found]))]
+    return [judged(claim, outcome, numbers, missing(results, task, [label, *enough]))]
 
 
 def _place(values: Sequence[float]) -> int:

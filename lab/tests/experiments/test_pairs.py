@@ -35,7 +35,7 @@ def test_gains_are_taken_at_the_same_seed() -> None:
     ],
 )
 def test_ahead_level_or_behind_by_the_spread_of_the_gains(others: dict[str, tuple[float, ...]], outcome: str) -> None:
-    runs = RUNS + [result("softmax", 0, 9.0)]
+    runs = [*RUNS, result("softmax", 0, 9.0)]
     runs += [result(name, seed, x) for name, values in others.items() for seed, x in enumerate(values)]
     (verdict,) = ahead_of_linear(runs, "text", score, "claim")
     assert verdict.outcome == outcome and all(name in verdict.numbers for name in others)

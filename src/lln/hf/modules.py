@@ -1,6 +1,11 @@
 """Which modules of a model are its attention: those that call transformers' attention interface."""
 
+from typing import TypeVar
+
 from torch import nn
+from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound=PreTrainedModel)  # what is changed in place comes back as what it is
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

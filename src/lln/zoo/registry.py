@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,16 @@ from lln.zoo.multihead import MultiHead
 M = TypeVar("M", bound=type[nn.Module])
 
 
+class Options(Protocol):
+    """A dataclass: every member has its own."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
 @dataclass(frozen=True)
 class Member:
     card: Card
-    options: type
+    options: type[Options]
     make: type[nn.Module]
     layer_options: Callable[[int, int], dict[str, Any]] | None = None
 
@@ -30,7 +36,7 @@ _members: dict[str, Member] = {}
 
 
 def register(
-    card: Card, options: type, layer_options: Callable[[int, int], dict[str, Any]] | None = None
+    card: Card, options: type[Options], layer_options: Callable[[int, int], dict[str, Any]] | None = None
 ) -> Callable[[M], M]:
     """Class decorator. `layer_options(layer, layers)` gives the options that differ from layer to layer, if any do."""
 
@@ -68,7 +74,7 @@ def card(name: str) -> Card:
     return member(name).card
 
 
-def options(name: str, **given: Any) -> Any:
+def options(name: str, **given: Any) -> Options:
     """The member's options with the paper's defaults; names that do not exist are refused with those that do."""
     kind = member(name).options
     known = [field.name for field in dataclasses.fields(kind)]

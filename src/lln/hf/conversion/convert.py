@@ -12,14 +12,14 @@ from torch import nn
 from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
-from lln.hf.modules import attention_modules
+from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, LayerShape, LLNOptions, is_converted, options_of
 from lln.hf.registration import register
 from lln.hf.suitability import refuse_unsuitable
 
 
 def convert(
-    model: Any,
+    model: Model,
     attention: str = "lln_diag",
     calibrate: Any = None,
     keep_softmax: Iterable[int] = (),
@@ -34,7 +34,7 @@ def convert(
     per_feature: bool = False,
     max_length: int = 512,
     batch_size: int = 4,
-) -> Any:
+) -> Model:
     """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
 
     attention: 'lln_diag' or 'lln'.
@@ -66,7 +66,9 @@ def convert(
         subtract_mean_key=subtract_mean_key,
     )
     if calibrate is None:
-        return _convert_unmeasured(model, options, modules, kept)
+        _convert_unmeasured(model, options, modules, kept)
+        model.set_attn_implementation(attention)
+        return model
 
     batches = batches_of(calibrate, model, tokenizer, max_length, batch_size)
     statistics, seen = measure_statistics(model, batches)
@@ -89,7 +91,7 @@ def convert(
     return model
 
 
-def unload(model: Any) -> Any:
+def unload(model: Model) -> Model:
     """Take LLN away again: the model is the softmax model it was, bit for bit. Returns the model."""
     before = getattr(model, "lln_before", None) or "sdpa"
     detach(model)
@@ -99,7 +101,7 @@ def unload(model: Any) -> Any:
     return model
 
 
-def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: set) -> Any:
+def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: set) -> None:
     if any(getattr(m, "is_causal", False) for m in modules):
         raise ValueError(
             "a causal model needs alpha and beta from data, since it may not look at the whole sequence: give calibrate="
@@ -110,8 +112,6 @@ def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: se
         )
     _remember_softmax(model)
     describe(model, options, measured=False)
-    model.set_attn_implementation(options.attention)
-    return model
 
 
 def _remember_softmax(model: Any) -> None:

@@ -21,14 +21,14 @@ from lln.hf.distillation.maps import KINDS, converted_modules, fold, make_room, 
 from lln.hf.distillation.plan import END_TO_END, STAGES, split
 from lln.hf.distillation.progress import progress_bar
 from lln.hf.distillation.train import Training
-from lln.hf.modules import attention_modules
+from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, LLNOptions
 
 LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "maps")
 
 
 def distil(
-    model: Any,
+    model: Model,
     data: Any,
     *,
     tokenizer: Any = None,
@@ -51,7 +51,7 @@ def distil(
     progress: bool = True,
     on_step: Callable[[str, int, list[float]], None] | None = None,
     seed: int = 0,
-) -> Any:
+) -> Model:
     """Train a model that `lln.hf.convert` converted to follow its softmax original, in place; returns the model.
 
     data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.

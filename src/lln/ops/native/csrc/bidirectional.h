@@ -134,7 +134,8 @@ static void row_denominators(int rows, int d, const float* f, int ld, const floa
     }
 }
 
-static void attend(const Head& head, int64_t group, int64_t first, int64_t last, const State& state) {
+// `fetch_keys`: whoever comes next wants the keys and values of these rows.
+static void attend(const Head& head, int64_t group, int64_t first, int64_t last, const State& state, bool fetch_keys = false) {
     const Shape& s = head.shape;
     const Rows q = head.queries(head.problem.q, group, s.dim), out = head.queries(head.problem.out, group, s.value_dim);
     Buffer features(QUERY_TILE * s.ld), result(QUERY_TILE * s.le), maxima(QUERY_TILE), denominators(QUERY_TILE);
@@ -147,24 +148,24 @@ static void attend(const Head& head, int64_t group, int64_t first, int64_t last,
         load_queries(q, at, rows, head.alpha(group), head.bias(group), state.c, 0, features, s.ld, maxima);
         query_features(rows, s.d, state.c, maxima, features, s.ld);
         row_denominators(rows, s.d, features, s.ld, state.z, 0, denominators);
-        Fetch next(at + rows, least(at + 2 * QUERY_TILE, last), blocks(rows, s.e));
-        product<ROWS, OVERWRITE>(rows, s.e, s.d, features, s.ld, state.s, s.le, result, s.le, next.read(q).write(out));
+        Fetch next(at + rows, least(at + 2 * QUERY_TILE, head.query_rows), blocks(rows, s.e));
+        next.read(q).write(out);
+        if (fetch_keys) next.read(head.k).read(head.v);
+        product<ROWS, OVERWRITE>(rows, s.e, s.d, features, s.ld, state.s, s.le, result, s.le, next);
         store_rows(out, at, rows, result, s.le, denominators);
     }
 }
 
-static void bidirectional_forward(const Problem& problem) {
-    for_each_head(problem, [](const Head& head, int64_t threads) {
-        Buffer memory(Total::floats(head.shape));
-        const Total total(memory, head.shape);
-        head.read_start(total);
-        accumulate_all_keys(head, threads, total);
-        head.write_state(total);
-        const int64_t parts = stretches(head.query_rows);
-        parallel(threads, head.groups * parts, [&](int64_t i) {
-            const int64_t first = i % parts * STRETCH;
-            attend(head, i / parts, first, least(first + STRETCH, head.query_rows), total);
-        });
+static void bidirectional_forward(const Head& head, int64_t threads) {
+    Buffer memory(Total::floats(head.shape));
+    const Total total(memory, head.shape);
+    head.read_start(total);
+    accumulate_all_keys(head, threads, total);
+    head.write_state(total);
+    const int64_t parts = stretches(head.query_rows);
+    parallel(threads, head.groups * parts, [&](int64_t i) {
+        const int64_t first = i % parts * STRETCH;
+        attend(head, i / parts, first, least(first + STRETCH, head.query_rows), total);
     });
 }
 

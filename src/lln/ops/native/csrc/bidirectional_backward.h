@@ -133,23 +133,21 @@ static void all_key_gradients(const Head& head, int64_t threads, const float* c,
     write_key_parameters(head, total);
 }
 
-static void bidirectional_backward(const Problem& problem) {
-    for_each_head(problem, [](const Head& head, int64_t threads) {
-        const Shape& s = head.shape;
-        Buffer memory(State::floats(s)), gradients(Total::floats(s));
-        const State state(memory, s);
-        const Total d(gradients, s);
-        head.read_state(state);
-        clear(d, s);
-        if (!state.has_key()) {
-            head.write_start_gradients(d, state.c, 1);
-            return write_zero_gradients(head);
-        }
-        head.read_state_gradients(d, 1);
-        all_query_gradients(head, threads, state, d);
-        all_key_gradients(head, threads, state.c, d);
+static void bidirectional_backward(const Head& head, int64_t threads) {
+    const Shape& s = head.shape;
+    Buffer memory(State::floats(s)), gradients(Total::floats(s));
+    const State state(memory, s);
+    const Total d(gradients, s);
+    head.read_state(state);
+    clear(d, s);
+    if (!state.has_key()) {
         head.write_start_gradients(d, state.c, 1);
-    });
+        return write_zero_gradients(head);
+    }
+    head.read_state_gradients(d, 1);
+    all_query_gradients(head, threads, state, d);
+    all_key_gradients(head, threads, state.c, d);
+    head.write_start_gradients(d, state.c, 1);
 }
 
 }  // namespace LLN_ISA

@@ -5,7 +5,7 @@
 
 namespace LLN_ISA {
 
-constexpr int64_t RUN_ROWS = 128;  // a run has as many blocks as fit into this many rows, but at least one
+constexpr int64_t RUN_ROWS = 192;  // a run has as many blocks as fit into this many rows, but at least one
 
 struct BlockShape {
     int dim, value_dim;  // as given
@@ -61,8 +61,12 @@ class BlockPlan {
             (ends_[middle] <= index ? low : high) = middle;
         }
         // All heads of some rows, then the next rows: where heads lie inside of rows, that keeps to a few pages of memory.
-        const int64_t s = low, within = index - ends_[s], number = within / p_.key_heads;
-        BlockRun run = {p_, batch(s), start(s), within % p_.key_heads, p_.query_heads / p_.key_heads, 0, 0, 0, {}, {}, mask_of(s)};
+        const int64_t within = index - ends_[low];
+        return run(low, within % p_.key_heads, within / p_.key_heads);
+    }
+
+    BlockRun run(int64_t s, int64_t key_head, int64_t number) const {
+        BlockRun run = {p_, batch(s), start(s), key_head, p_.query_heads / p_.key_heads, 0, 0, 0, {}, {}, mask_of(s)};
         run.zeros = number == 0 ? firsts_[s] : 0;
         run.first = least(firsts_[s] + number * rows_per_run_, rows(s));
         run.last = rows(s) - run.first > rows_per_run_ ? run.first + rows_per_run_ : rows(s);
@@ -71,15 +75,16 @@ class BlockPlan {
         return run;
     }
 
-   private:
-    int64_t batch(int64_t s) const { return p_.cu_seqlens != nullptr ? 0 : s; }
-    int64_t start(int64_t s) const { return p_.cu_seqlens != nullptr ? p_.cu_seqlens[s] : 0; }
-    int64_t rows(int64_t s) const { return p_.cu_seqlens != nullptr ? p_.cu_seqlens[s + 1] - p_.cu_seqlens[s] : p_.rows; }
-    // At least one, which has the rows before the first block.
+    // Of each key head of a sequence. At least one, which has the rows before the first block.
     int64_t runs_of(int64_t s) const {
         const int64_t blocked = rows(s) - firsts_[s];
         return blocked == 0 ? 1 : (blocked - 1) / rows_per_run_ + 1;
     }
+
+   private:
+    int64_t batch(int64_t s) const { return p_.cu_seqlens != nullptr ? 0 : s; }
+    int64_t start(int64_t s) const { return p_.cu_seqlens != nullptr ? p_.cu_seqlens[s] : 0; }
+    int64_t rows(int64_t s) const { return p_.cu_seqlens != nullptr ? p_.cu_seqlens[s + 1] - p_.cu_seqlens[s] : p_.rows; }
     Mask mask_of(int64_t s) const {
         Mask mask = {p_.key_mask, p_.mask_row_stride};
         if (p_.key_mask != nullptr) mask.data += batch(s) * p_.mask_batch_stride + start(s) * p_.mask_row_stride;

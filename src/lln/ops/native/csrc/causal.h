@@ -176,18 +176,16 @@ static void for_each_stretch_with_state(const Head& head, int64_t threads, const
     }
 }
 
-static void causal_forward(const Problem& problem) {
-    for_each_head(problem, [](const Head& head, int64_t threads) {
-        Buffer memory(Total::floats(head.shape));
-        const Total state(memory, head.shape);
-        head.read_start(state);
-        if (threads == 1) causal_attend(head, 0, head.key_rows, state);
-        else
-            for_each_stretch_with_state(head, threads, state, [&](int64_t i, const Total& start) {
-                causal_attend(head, i * STRETCH, least((i + 1) * STRETCH, head.key_rows), start);
-            });
-        head.write_state(state);
-    });
+static void causal_forward(const Head& head, int64_t threads) {
+    Buffer memory(Total::floats(head.shape));
+    const Total state(memory, head.shape);
+    head.read_start(state);
+    if (threads == 1) causal_attend(head, 0, head.key_rows, state);
+    else
+        for_each_stretch_with_state(head, threads, state, [&](int64_t i, const Total& start) {
+            causal_attend(head, i * STRETCH, least((i + 1) * STRETCH, head.key_rows), start);
+        });
+    head.write_state(state);
 }
 
 }  // namespace LLN_ISA

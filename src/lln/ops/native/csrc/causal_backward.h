@@ -215,53 +215,51 @@ static void add_future(const State& part, const Shape& s, const Future& future) 
     add(future, part, s);
 }
 
-static void causal_backward(const Problem& problem) {
-    for_each_head(problem, [](const Head& head, int64_t threads) {
-        const Shape& s = head.shape;
-        const Trace trace(head);
-        const int64_t all = threads == 1 ? 1 : stretches(head.key_rows), rows = threads == 1 ? head.key_rows : STRETCH;
-        const int64_t each = HeadSums::floats(head);
-        Buffer state_memory(Total::floats(s)), future_memory(Total::floats(s)), parameters((all + 1) * each);
-        const Total state(state_memory, s);
-        const Future future(future_memory, s);
-        const auto sums = [&](int64_t i) { return HeadSums{parameters + i * each, s.d, head.groups}; };
-        const auto end = [&](int64_t i) { return least((i + 1) * rows, head.key_rows); };
-        for (int64_t i = 0; i <= all; ++i) sums(i).clear();
+static void causal_backward(const Head& head, int64_t threads) {
+    const Shape& s = head.shape;
+    const Trace trace(head);
+    const int64_t all = threads == 1 ? 1 : stretches(head.key_rows), rows = threads == 1 ? head.key_rows : STRETCH;
+    const int64_t each = HeadSums::floats(head);
+    Buffer state_memory(Total::floats(s)), future_memory(Total::floats(s)), parameters((all + 1) * each);
+    const Total state(state_memory, s);
+    const Future future(future_memory, s);
+    const auto sums = [&](int64_t i) { return HeadSums{parameters + i * each, s.d, head.groups}; };
+    const auto end = [&](int64_t i) { return least((i + 1) * rows, head.key_rows); };
+    for (int64_t i = 0; i <= all; ++i) sums(i).clear();
 
-        head.read_start(state);
-        if (all == 1) sweep_forwards(head, 0, head.key_rows, state, trace, sums(1));
-        else
-            for_each_stretch_with_state(head, threads, state, [&](int64_t i, const Total& start) {
-                sweep_forwards(head, i * rows, end(i), start, trace, sums(i + 1));
+    head.read_start(state);
+    if (all == 1) sweep_forwards(head, 0, head.key_rows, state, trace, sums(1));
+    else
+        for_each_stretch_with_state(head, threads, state, [&](int64_t i, const Total& start) {
+            sweep_forwards(head, i * rows, end(i), start, trace, sums(i + 1));
+        });
+
+    clear_future(future, s);
+    head.read_state_gradients(future, -1);
+    if (all == 1) sweep_backwards(head, 0, head.key_rows, future, trace, sums(1));
+    else {
+        const int64_t at_once = least(all, 4 * threads);
+        Buffer parts(at_once * State::floats(s)), futures(at_once * Total::floats(s));
+        for (int64_t left = all; left > 0; left -= at_once) {  // waves of stretches, last to first
+            const int64_t low = left > at_once ? left - at_once : 0, count = left - low;
+            const auto part = [&](int64_t i) { return State(parts + i * State::floats(s), s); };
+            parallel(threads, count, [&](int64_t i) {
+                accumulate_future(head, (low + i) * rows, end(low + i), trace, part(i));
             });
-
-        clear_future(future, s);
-        head.read_state_gradients(future, -1);
-        if (all == 1) sweep_backwards(head, 0, head.key_rows, future, trace, sums(1));
-        else {
-            const int64_t at_once = least(all, 4 * threads);
-            Buffer parts(at_once * State::floats(s)), futures(at_once * Total::floats(s));
-            for (int64_t left = all; left > 0; left -= at_once) {  // waves of stretches, last to first
-                const int64_t low = left > at_once ? left - at_once : 0, count = left - low;
-                const auto part = [&](int64_t i) { return State(parts + i * State::floats(s), s); };
-                parallel(threads, count, [&](int64_t i) {
-                    accumulate_future(head, (low + i) * rows, end(low + i), trace, part(i));
-                });
-                for (int64_t i = count - 1; i >= 0; --i) {
-                    copy(future, Future(futures + i * Total::floats(s), s), s);
-                    add_future(part(i), s, future);
-                }
-                parallel(threads, count, [&](int64_t i) {
-                    const Future after(futures + i * Total::floats(s), s);
-                    sweep_backwards(head, (low + i) * rows, end(low + i), after, trace, sums(low + i + 1));
-                });
+            for (int64_t i = count - 1; i >= 0; --i) {
+                copy(future, Future(futures + i * Total::floats(s), s), s);
+                add_future(part(i), s, future);
             }
+            parallel(threads, count, [&](int64_t i) {
+                const Future after(futures + i * Total::floats(s), s);
+                sweep_backwards(head, (low + i) * rows, end(low + i), after, trace, sums(low + i + 1));
+            });
         }
-        head.write_start_gradients(future, future.c, -1);
-        for (int64_t i = 1; i <= all; ++i) sums(0).add(sums(i));
-        write_key_parameters(head, sums(0).key());
-        for (int64_t group = 0; group < head.groups; ++group) write_query_parameters(head, group, sums(0).query(group));
-    });
+    }
+    head.write_start_gradients(future, future.c, -1);
+    for (int64_t i = 1; i <= all; ++i) sums(0).add(sums(i));
+    write_key_parameters(head, sums(0).key());
+    for (int64_t group = 0; group < head.groups; ++group) write_query_parameters(head, group, sums(0).query(group));
 }
 
 }  // namespace LLN_ISA

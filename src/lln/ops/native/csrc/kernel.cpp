@@ -1,7 +1,5 @@
 // Compiled once for each instruction set, into a namespace of its own so that no function of one is taken for another's.
-#include "bidirectional_backward.h"
-#include "blocks_backward.h"
-#include "causal_backward.h"
+#include "diag.h"
 #include "sample_matching.h"
 
 namespace LLN_ISA {
@@ -15,13 +13,13 @@ void block_backward(const BlockProblem& p);
 void diag_forward(const DiagProblem& p);
 void diag_backward(const DiagProblem& p);
 
-void forward(const Problem& p) { p.is_causal ? causal_forward(p) : bidirectional_forward(p); }
-void backward(const Problem& p) { p.is_causal ? causal_backward(p) : bidirectional_backward(p); }
+void forward(const Problem& p) { for_each_head(p, p.is_causal ? causal_forward : bidirectional_forward); }
+void backward(const Problem& p) { for_each_head(p, p.is_causal ? causal_backward : bidirectional_backward); }
 void moments(const MomentsProblem& p) { all_moments(p); }
 void match(const MatchProblem& p) { p.entropies == nullptr ? match_moments(p) : match_on_samples(p); }
 void block_forward(const BlockProblem& p) { all_blocks_forward(p); }
 void block_backward(const BlockProblem& p) { all_blocks_backward(p); }
-void diag_forward(const DiagProblem& p) { forward(p.far), block_forward(p.near); }
-void diag_backward(const DiagProblem& p) { backward(p.far), block_backward(p.near); }
+void diag_forward(const DiagProblem& p) { all_diag_forward(p); }
+void diag_backward(const DiagProblem& p) { all_diag_backward(p); }
 
 }  // namespace LLN_ISA

@@ -8,7 +8,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lln_cli.hf_options import BlockSize, Join, MaxLength, Model, TestData, Threads
+from lln_cli.hf_options import (
+    Attention,
+    BlockSize,
+    FirstTokens,
+    Join,
+    MaxLength,
+    Model,
+    Neighbours,
+    TestData,
+    Threads,
+)
 from lln_cli.out_options import folder_to_write
 
 
@@ -19,9 +29,14 @@ def convert(
     ],
     out: Annotated[Path, folder_to_write("Folder for the converted model and convert.json.")] = Path("runs/converted"),
     test_data: TestData = None,
-    attention: Annotated[str, typer.Option(help="lln_diag or lln.")] = "lln_diag",
+    attention: Attention = "lln_diag",
     block_size: BlockSize = 64,
-    keep_softmax: Annotated[list[int] | None, typer.Option(help="Layers that stay softmax; may be repeated.")] = None,
+    neighbours: Neighbours = 0,
+    first_tokens: FirstTokens = 0,
+    keep_softmax: Annotated[
+        list[str] | None, typer.Option(help="Numbers of layers that stay softmax, may be repeated; or auto.")
+    ] = None,
+    softmax_layers: Annotated[int | None, typer.Option(help="Layers that auto keeps; default: one in eight.")] = None,
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
     test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
     max_length: MaxLength = 512,
@@ -40,7 +55,8 @@ def convert(
     console = Console()
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, attention=attention, block_size=block_size,
-        keep_softmax=keep_softmax or [], texts=texts, test_texts=test_texts, max_length=max_length, join=join,
+        neighbours=neighbours, first_tokens=first_tokens, keep_softmax=_layers(keep_softmax or []),
+        softmax_layers=softmax_layers, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
         distil=distil, distil_texts=distil_texts, compare=compare, memory=memory, threads=threads, seed=seed,
     )  # fmt: skip
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
@@ -49,6 +65,17 @@ def convert(
         progress.update(task, total=1, completed=1)
     _print(console, result)
     console.print(f"written: {write_result(out / 'convert.json', result, seed)} and the model beside it")
+
+
+def _layers(given: list[str]) -> list[int] | str:
+    if given == ["auto"]:
+        return "auto"
+    try:
+        return [int(x) for x in given]
+    except ValueError:
+        raise typer.BadParameter(
+            f"--keep-softmax takes numbers of layers, or auto alone, got {' '.join(given)}"
+        ) from None
 
 
 def _print(console: Console, result: dict[str, Any]) -> None:

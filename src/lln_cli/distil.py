@@ -7,7 +7,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lln_cli.hf_options import BlockSize, Join, MaxLength, Model, TestData, Threads
+from lln_cli.hf_options import (
+    Attention,
+    BlockSize,
+    FirstTokens,
+    Join,
+    MaxLength,
+    Model,
+    Neighbours,
+    TestData,
+    Threads,
+)
 from lln_cli.out_options import file_to_write, folder_to_write
 
 
@@ -23,14 +33,17 @@ def distil(
     end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: two thirds.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; end to end takes a quarter.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
-    maps: Annotated[str, typer.Option(help="free, folded or none.")] = "free",
+    maps: Annotated[str, typer.Option(help="free, folded, none, or auto: what the attention takes.")] = "auto",
     low_rank: Annotated[int, typer.Option(min=0, help="Rank of updates of the projections (peft); 0: none.")] = 0,
     texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to train on.")] = 960,
     test_texts: Annotated[int, typer.Option(min=3, help="Long and as many short texts to measure on.")] = 48,
     max_length: MaxLength = 512,
     join: Join = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Long texts a step; of short ones three times as many.")] = 4,
+    attention: Attention = "lln_diag",
     block_size: BlockSize = 64,
+    neighbours: Neighbours = 0,
+    first_tokens: FirstTokens = 0,
     layer_texts: Annotated[int, typer.Option(min=0, help="Texts to measure layer by layer on; 0: not.")] = 0,
     classify: Annotated[int, typer.Option(min=0, help="Labelled texts for a logistic regression; 0: none.")] = 0,
     threads: Threads = 0,
@@ -46,7 +59,7 @@ def distil(
         end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
         low_rank=low_rank or None, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
         batch_size=batch_size, block_size=block_size, layer_texts=layer_texts, classify=classify, threads=threads,
-        seed=seed,
+        seed=seed, attention=attention, neighbours=neighbours, first_tokens=first_tokens,
     )  # fmt: skip
     found = report.run(settings, console.print)
     path = write_result(result or out / "distil.json", found, seed)

@@ -1,7 +1,7 @@
-"""A pretrained softmax model becomes a linear one: alpha, beta, mean key and mixing from forward passes.
+"""A pretrained softmax model becomes a linear one: alpha, beta, mean key and mixing or weights from forward passes.
 
-Two passes over the calibration data (`lln.hf.conversion.passes`); nothing is trained. Weights of the model are not touched, so
-`unload` gives the softmax model back bit for bit.
+Two passes over the calibration data (`lln.hf.conversion.passes`, `lln.hf.conversion.near_far`); nothing is trained. Weights
+of the model are not touched, so `unload` gives the softmax model back bit for bit.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,10 @@ from torch import nn
 
 from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
 from lln.hf.conversion.batches import batches_of
+from lln.hf.conversion.near_far import fit_weights
 from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
 from lln.hf.modules import Model, attention_modules
-from lln.hf.options import ATTENTIONS, LayerShape, LLNOptions, is_converted, options_of
+from lln.hf.options import ATTENTIONS, NEAR_FAR, LayerShape, LLNOptions, is_converted, options_of
 from lln.hf.registration import register
 from lln.hf.suitability import refuse_unsuitable
 
@@ -22,12 +23,15 @@ def convert(
     model: Model,
     attention: str = "lln_diag",
     calibrate: Any = None,
-    keep_softmax: Iterable[int] = (),
+    keep_softmax: Iterable[int] | str = (),
     *,
     tokenizer: Any = None,
+    softmax_layers: int | None = None,
     target: str | None = None,
     block_size: int | None = None,
     far_weight: bool | None = None,
+    neighbours: int | None = None,
+    first_tokens: int | None = None,
     subtract_mean_key: bool = True,
     fit: bool = True,
     maps: bool = False,
@@ -37,13 +41,15 @@ def convert(
 ) -> Model:
     """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
 
-    attention: 'lln_diag' or 'lln'.
+    attention: 'lln_diag', 'lln' or 'lln_near_far', which stays closest to the original.
     calibrate: texts (with `tokenizer`), or batches (a DataLoader, a list of dictionaries or tensors) to measure on. None:
         nothing is measured, each sample is matched when it comes; not for causal models.
     keep_softmax: attention modules, by their number in the model's order (negative ones from the end), to leave as they are.
-    target, block_size, far_weight: as `LLNOptions` has them; None: as model.config.lln has them.
+        'auto': those that cost the output most when they alone are converted, `softmax_layers` of them, or one in eight.
+    target, block_size, far_weight, neighbours, first_tokens: as `LLNOptions` has them; None: as model.config.lln has them.
     subtract_mean_key: move the keys so that their mean, measured on the data, is zero.
-    fit: fit concentration and mixing per head to softmax's output; False takes them as matched, mixed half and half.
+    fit: fit concentration and mixing (near-far: the weights, by least squares and cross-validation over texts) per head to
+        softmax's output; False takes them as matched, mixed half and half (near-far: the neutral weights).
     maps, per_feature: make room for learned maps of q and k, and for alpha and beta per feature.
     """
     if attention not in ATTENTIONS:
@@ -55,7 +61,14 @@ def convert(
     if not modules:
         raise ValueError(f"{type(model).__name__} has no module that goes through transformers' attention interface")
     refuse_unsaved_configs(model)
-    kept = _kept(keep_softmax, modules)
+    if maps and attention == NEAR_FAR:
+        raise ValueError(
+            "maps of near-far attention are tied: leave maps out here, and distil(model, data, maps='folded')"
+        )
+    auto = keep_softmax == "auto"
+    if softmax_layers is not None and not auto:
+        raise ValueError("softmax_layers is how many layers keep_softmax='auto' keeps: give both, or neither")
+    kept = set() if auto else _kept(keep_softmax, modules)
     before = options_of(model.config)
     options = LLNOptions(
         attention=attention,
@@ -63,17 +76,22 @@ def convert(
         block_size=before.block_size if block_size is None else block_size,
         mix=before.mix,
         far_weight=before.far_weight if far_weight is None else far_weight,
+        neighbours=before.neighbours if neighbours is None else neighbours,
+        first_tokens=before.first_tokens if first_tokens is None else first_tokens,
+        weights=before.weights,
         subtract_mean_key=subtract_mean_key,
     )
     if calibrate is None:
-        _convert_unmeasured(model, options, modules, kept)
+        _convert_unmeasured(model, options, modules, bool(kept) or auto)
         model.set_attn_implementation(attention)
         return model
 
     batches = batches_of(calibrate, model, tokenizer, max_length, batch_size)
     statistics, seen = measure_statistics(model, batches)
     shapes = {
-        m: LayerShape(*seen[m], per_feature=per_feature, maps=maps) if m in seen and m not in kept else None
+        m: LayerShape(*seen[m], per_feature=per_feature, maps=maps, near_far=attention == NEAR_FAR)
+        if m in seen and m not in kept
+        else None
         for m in modules
     }
     if not any(shapes.values()):
@@ -84,11 +102,26 @@ def convert(
         if getattr(module, "lln", None) is not None:
             module.lln.to(model.device)
             set_matched(module, statistics[module], options)
-    if fit:
+    if fit and attention == NEAR_FAR:
+        fit_weights(model, batches, options)
+    elif fit:
         fit_to_softmax(model, batches, attention == "lln_diag", options)
     describe(model, options)
     model.set_attn_implementation(attention)
+    if auto:
+        _keep_costliest(model, batches, softmax_layers, options)
     return model
+
+
+def _keep_costliest(model: Any, batches: list, count: int | None, options: LLNOptions) -> None:
+    from lln.hf.conversion.costly_layers import keep_costliest  # distillation, of which it is a part, needs conversion
+
+    try:
+        keep_costliest(model, batches, count)
+    except BaseException:
+        unload(model)
+        raise
+    describe(model, options)
 
 
 def unload(model: Model) -> Model:
@@ -101,7 +134,7 @@ def unload(model: Model) -> Model:
     return model
 
 
-def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: set) -> None:
+def _convert_unmeasured(model: Any, options: LLNOptions, modules: list, kept: bool) -> None:
     if any(getattr(m, "is_causal", False) for m in modules):
         raise ValueError(
             "a causal model needs alpha and beta from data, since it may not look at the whole sequence: give calibrate="
@@ -120,8 +153,10 @@ def _remember_softmax(model: Any) -> None:
         model.lln_before = model.config._attn_implementation
 
 
-def _kept(keep_softmax: Iterable[int], modules: list) -> set[nn.Module]:
+def _kept(keep_softmax: Iterable[int] | str, modules: list) -> set[nn.Module]:
     count = len(modules)
+    if isinstance(keep_softmax, str):
+        raise ValueError(f"keep_softmax must be numbers of attention modules or 'auto', got {keep_softmax!r}")
     numbers = [keep_softmax] if isinstance(keep_softmax, int) else list(keep_softmax)
     wrong = [n for n in numbers if not isinstance(n, int) or not -count <= n < count]
     if wrong:

@@ -26,7 +26,10 @@ class Settings:
     out: Path
     attention: str = "lln_diag"
     block_size: int = 64
-    keep_softmax: list[int] = field(default_factory=list)
+    neighbours: int = 0
+    first_tokens: int = 0
+    keep_softmax: list[int] | str = field(default_factory=list)
+    softmax_layers: int | None = None
     texts: int = 8
     test_texts: int = 24
     max_length: int = 512
@@ -56,8 +59,9 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     variants = compare_variants(copy.deepcopy(original), batches, measure, on_progress) if settings.compare else {}
     on_progress("converting")
     model = convert(
-        copy.deepcopy(original), settings.attention, batches, settings.keep_softmax, block_size=settings.block_size
-    )
+        copy.deepcopy(original), settings.attention, batches, settings.keep_softmax, block_size=settings.block_size,
+        neighbours=settings.neighbours, first_tokens=settings.first_tokens, softmax_layers=settings.softmax_layers,
+    )  # fmt: skip
     on_progress("measuring the converted model")
     converted = measure(model)
     errors = [getattr(getattr(m, "lln", None), "fit_error", None) for m in attention_modules(model)]
@@ -82,6 +86,9 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "model": Path(settings.model).name,
         "attention": settings.attention,
         "block_size": settings.block_size,
+        "neighbours": settings.neighbours,
+        "first_tokens": settings.first_tokens,
+        "softmax_layers": [i for i, m in enumerate(attention_modules(model)) if getattr(m, "lln", None) is None],
         "calibration": {
             **{name: count_texts(found) for name, found in calibration.items()},
             "max_length": settings.max_length,

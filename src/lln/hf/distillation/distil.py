@@ -3,8 +3,8 @@
     1. layer by layer  each attention on the teacher's own activations, towards the teacher's attention output
     2. end to end      the whole model, towards the teacher's hidden states or logits
 
-Only what `convert` attached learns: alpha, beta, the feature bias, the mixing and maps of q and k. The teacher is the model
-itself with softmax in place of LLN, unless another is given, so no second copy is needed.
+Only what `convert` attached learns: alpha, beta, the feature bias, the mixing or weights and maps of q and k. The teacher is
+the model itself with softmax in place of LLN, unless another is given, so no second copy is needed.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,9 +22,9 @@ from lln.hf.distillation.plan import END_TO_END, STAGES, split
 from lln.hf.distillation.progress import progress_bar
 from lln.hf.distillation.train import Training
 from lln.hf.modules import Model, attention_modules
-from lln.hf.options import ATTENTIONS, LLNOptions
+from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions
 
-LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "maps")
+LEARNABLE = ("alpha", "beta", "feature_bias", "mix", "weights", "maps")
 
 
 def distil(
@@ -37,7 +37,7 @@ def distil(
     lr: float = 2e-2,
     stage: str = "both",
     learn: Iterable[str] = LEARNABLE,
-    maps: str | None = "free",
+    maps: str | None = "auto",
     low_rank: int | None = None,
     end_to_end_steps: int | None = None,
     end_to_end_lr: float | None = None,
@@ -59,9 +59,10 @@ def distil(
     steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
     stage: 'layers', 'end_to_end' or 'both'.
-    learn: what learns, out of alpha, beta, feature_bias, mix, maps.
+    learn: what learns, out of alpha, beta, feature_bias, mix (LLN+Diag), weights (near-far) and maps.
     maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
-        nothing (where the projections allow it: docs/distil.md); None leaves maps out.
+        nothing (where the projections allow it: docs/distil.md); None leaves maps out. 'auto' is 'folded' for near-far
+        attention, which takes no free ones, and else 'free'.
     low_rank: also learn updates of this rank of the attention's own projections, end to end, and add them to the weights
         (needs peft). `unload` then gives softmax with the changed weights.
     group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end
@@ -77,6 +78,8 @@ def distil(
         "checkpoint_every": checkpoint_every,
         "low_rank": low_rank,
     }
+    if maps == "auto":
+        maps = "folded" if model.config._attn_implementation == NEAR_FAR else "free"
     learn = _check(model, whole, {"lr": lr, "end_to_end_lr": end_to_end_lr}, stage, learn, maps)
     stages = split(steps, stage, end_to_end_steps)
     batches = batches_of(data, model, tokenizer, max_length, batch_size)
@@ -150,7 +153,9 @@ def _check(
     if whole["low_rank"] is not None and stage == "layers":
         raise ValueError("low_rank is learned end to end, and stage='layers' has no such steps")
     if maps not in KINDS:
-        raise ValueError(f"maps must be 'free', 'folded' or None, got {maps!r}")
+        raise ValueError(f"maps must be 'auto', 'free', 'folded' or None, got {maps!r}")
+    if maps == "free" and model.config._attn_implementation == NEAR_FAR:
+        raise ValueError("near-far attention sees one q and k in all its parts: its maps are 'folded', or None")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)
     unknown = [name for name in chosen if name not in LEARNABLE]
     if unknown or not chosen:

@@ -37,7 +37,10 @@ class Settings:
     end_to_end_steps: int | None = None
     lr: float = 2e-2
     stage: str = "both"
-    maps: str | None = "free"
+    maps: str | None = "auto"
+    attention: str = "lln_diag"
+    neighbours: int = 0
+    first_tokens: int = 0
     low_rank: int | None = None
     texts: int = 960
     test_texts: int = 48
@@ -67,7 +70,10 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     groups = held_out.batches(original, tokenizer, settings.test_texts, batch_size=8)
     on_progress("converting")
     calibration = [b for found in by_length.values() for b in found[:CALIBRATION]]
-    model = convert(copy.deepcopy(original), "lln_diag", calibration, block_size=settings.block_size)
+    model = convert(
+        copy.deepcopy(original), settings.attention, calibration, block_size=settings.block_size,
+        neighbours=settings.neighbours, first_tokens=settings.first_tokens,
+    )  # fmt: skip
     converted = copy.deepcopy(model)
     on_progress("distilling")
     begun = time.perf_counter()
@@ -86,9 +92,12 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     return {
         "model": Path(settings.model).name,
         "steps": split(settings.steps, settings.stage, settings.end_to_end_steps),
+        "attention": settings.attention,
         "maps": settings.maps,
         "low_rank": settings.low_rank,
         "block_size": settings.block_size,
+        "neighbours": settings.neighbours,
+        "first_tokens": settings.first_tokens,
         "lr": settings.lr,
         "seconds": seconds,  # of the distillation, since it was last begun
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},

@@ -1,31 +1,47 @@
-"""The measurements of near-far attention, on a tiny random encoder and few draws."""
+"""The measurements of near-far attention, on tiny random models and few draws."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from lln_lab.bench import near_far, near_far_terms
+from lln_lab.bench.attention_of import attention_of
 from lln_lab.bench.near_far_terms_plot import draw
+from lln_lab.bench.token_losses import STRETCH, interval
 from lln_lab.experiments.figure import save
+
+SIZE: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 8,
+    "max_position_embeddings": 512, "initializer_range": 0.5,
+}  # fmt: skip
+
+
+def saved(kind: Any, config: Any, folder: Path) -> Path:
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, **{c: i + 2 for i, c in enumerate("abcdef")}}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    kind.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
-    words = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, **{c: i + 2 for i, c in enumerate("abcdef")}}, "[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
-    config = BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=8,
-        max_position_embeddings=512, initializer_range=0.5,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModel.from_config(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved(AutoModel, BertConfig(**SIZE), tmp_path / "model")
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> Path:
+    return saved(AutoModelForCausalLM, LlamaConfig(**SIZE, num_key_value_heads=2), tmp_path / "causal")
 
 
 @pytest.fixture
@@ -51,12 +67,39 @@ def test_fitted_weights_leave_less_error_than_neutral_ones_and_the_file_has_ever
     assert all(0 < row["long"]["cosine"] <= 1.00001 for row in rows)
 
 
+def test_perplexity_of_a_causal_model_beside_softmax(causal: Path, texts: Path, tmp_path: Path) -> None:
+    plan = near_far.Plan(str(causal), str(texts), str(texts), texts=2, test_texts=2, length=256)
+    result = near_far.run(plan, tmp_path / "found.json", lambda what: None)
+    assert list(result["softmax"]) == ["all", "from 128"] and result["tested_on"] == {"long": 2}
+    alone, *others = result["rows"]
+    assert alone["basis"] == near_far.NEAR_ALONE and len(others) == 2
+    assert alone["by_position"]["all"]["log_ratio_to_first_row"] == {"mean": 0.0, "half_width": 0.0}
+    assert all(row["by_position"]["all"]["perplexity"] > 1 for row in result["rows"])
+    model = AutoModelForCausalLM.from_pretrained(causal).eval()
+    ids = near_far.TextFile(texts, 256).to_measure_on(texts).batches(model, near_far.load(str(causal))[0], 2, 1)["long"]
+    with torch.no_grad():
+        loss = sum(float(model(**batch, labels=batch["input_ids"]).loss) for batch in ids) / 2
+    assert result["softmax"]["all"] == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_an_interval_is_of_stretches_and_not_of_tokens() -> None:
+    """Losses that are alike within a stretch: as many independent numbers as stretches."""
+    steps = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = interval(steps.repeat_interleave(STRETCH, dim=1))
+    assert found["mean"] == pytest.approx(float(steps.mean()))
+    assert found["half_width"] == pytest.approx(1.96 * float(steps.std()) / 32**0.5)
+
+
 def test_the_model_is_as_it_was_afterwards(encoder: Path) -> None:
     model = AutoModel.from_pretrained(encoder).eval()
     ids, before = torch.arange(8)[None], model.config._attn_implementation
+
+    def softmax(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **_: Any) -> tuple[Tensor, None]:
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).contiguous(), None
+
     with torch.no_grad():
         expected = model(ids).last_hidden_state
-        with near_far.attention_of(model, near_far.Switch({})):
+        with attention_of(model, softmax):
             torch.testing.assert_close(model(ids).last_hidden_state, expected)
         assert model.config._attn_implementation == before
         assert torch.equal(model(ids).last_hidden_state, expected)

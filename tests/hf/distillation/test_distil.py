@@ -190,7 +190,7 @@ def test_every_batch_is_seen_once_an_epoch_and_each_pass() -> None:
         ({"steps": 0}, "steps must be a whole number"),
         ({"lr": -1.0}, "lr must be positive"),
         ({"stage": "all"}, "stage must be one of"),
-        ({"maps": "tied"}, "maps must be 'free', 'folded' or None"),
+        ({"maps": "tied"}, "maps must be 'auto', 'free', 'folded' or None"),
         ({"learn": ["gamma"]}, "learn must name some of"),
         ({"steps": 1}, "of 1, 0 would be end to end"),
         ({"end_to_end_steps": 300}, "of 300, 300 would be end to end"),

@@ -1,31 +1,33 @@
-"""How close an encoder stays to itself when near-far attention takes the place of softmax, without a gradient step.
+"""How close a pretrained model stays to itself when near-far attention takes the place of softmax, without a gradient step.
 
-Weights are fitted head by head on a few training texts, in one pass with the model's own activations (`lln.near_far_fit`).
-Cosine of the mean-pooled embedding to the original's, and the correlation of the similarities of all pairs of texts, on other
-texts: long ones, which fill the length, and short ones of at most a third of it, padded together.
+Everything is what `lln.hf.convert(model, "lln_near_far", ...)` does: alpha, beta and the mean key measured on a few training
+texts, weights fitted head by head in one pass. `CHOSEN` is its own choice; the other rows are there for comparison. Measured
+on other texts: of encoders the cosine of the mean-pooled embedding to the original's and the correlation of the similarities of
+all pairs, of long texts, which fill the length, and of short ones, padded; of causal models the perplexity of long texts.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lln.hf.attention.masks import padding_mask
 from lln.hf.conversion.closeness import Closeness
+from lln.hf.conversion.convert import convert, unload
+from lln.hf.conversion.near_far import normal_equations
+from lln.hf.conversion.pretrained import is_causal, load
 from lln.hf.conversion.text_file import TextFile
-from lln.near_far import NEUTRAL, near_far_attention
-from lln.near_far_fit import NearFarFit, near_far_parts
+from lln.hf.options import NEAR_FAR, options_of
+from lln.near_far import NEUTRAL
+from lln.near_far_fit import NearFarFit
 from lln.ops.near_far import WEIGHTS
 from lln.results import write_result
+from lln_lab.bench.token_losses import TokenLosses
 
-NAME = "near_far_measured"
-NOT_FITTED = "not fitted"
+NOT_FITTED, NEAR_ALONE, CHOSEN = "not fitted", "near alone", "chosen by cross-validation"
 BASES: dict[str, tuple[str, ...]] = {
     "near": ("near",),
     "near and LLN": ("near", "lln"),
@@ -33,13 +35,15 @@ BASES: dict[str, tuple[str, ...]] = {
     "near, LLN, mean and slope": WEIGHTS,
 }
 ALL = "near, LLN, mean and slope"
-ROWS: tuple[tuple[dict[str, int], tuple[str, ...]], ...] = (
-    ({"block_size": 64}, (NOT_FITTED, *BASES)),
-    ({"block_size": 64, "first_tokens": 4}, (ALL,)),
-    ({"block_size": 64, "neighbours": 1}, (ALL,)),
-    ({"block_size": 16}, (ALL,)),
-    ({"block_size": 16, "neighbours": 1}, (ALL,)),
+Rows = tuple[tuple[dict[str, Any], tuple[str, ...]], ...]
+ROWS: Rows = (
+    ({"block_size": 64}, (NEAR_ALONE, NOT_FITTED, *BASES, CHOSEN)),
+    ({"block_size": 64, "first_tokens": 4}, (CHOSEN,)),
+    ({"block_size": 64, "neighbours": 1}, (CHOSEN,)),
+    ({"block_size": 16}, (CHOSEN,)),
+    ({"block_size": 16, "neighbours": 1}, (CHOSEN,)),
 )
+CAUSAL_ROWS: Rows = (({"block_size": 64, "neighbours": 1, "first_tokens": 4}, (NEAR_ALONE, CHOSEN, ALL)),)
 
 
 @dataclass(frozen=True)
@@ -49,95 +53,72 @@ class Plan:
     test_data: str
     texts: int = 8  # long, and as many short ones, to fit on
     test_texts: int = 48
+    length: int = 512
+    join: int = 0  # characters that lines are joined to
+    bases: tuple[str, ...] = ()  # which of the rows; all if empty
     threads: int = 0  # 0 leaves it to torch
     seed: int = 0
 
 
-class Switch:
-    """Stands in for a model's attention: softmax, softmax while fitting, or near-far with weights given for each layer."""
-
-    def __init__(self, near: dict[str, Any]) -> None:
-        self.near = near
-        self.fits: dict[int, NearFarFit] | None = None  # while fitting
-        self.weights: dict[int, Tensor] | None = None  # while running
-
-    def __call__(
-        self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None = None, **_: Any
-    ) -> tuple[Tensor, None]:
-        if self.weights is not None:
-            weights = self.weights[id(module)]
-            out = near_far_attention(q, k, v, weights=weights, key_mask=mask, scale=scaling, **self.near)
-            return out.transpose(1, 2).contiguous(), None
-        attended = None if mask is None else mask[:, None, None]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=attended, scale=scaling)
-        if self.fits is not None:
-            parts = near_far_parts(q, k, v, key_mask=mask, scale=scaling, **self.near)
-            self.fits.setdefault(id(module), NearFarFit()).add(out, *parts, mask)
-        return out.transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def attention_of(model: Any, attention: Callable[..., tuple[Tensor, None]]) -> Iterator[None]:
-    """The model with another attention; as it was afterwards."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    before = model.config._attn_implementation
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, padding_mask)
-    model.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-
-
-@torch.no_grad()
-def fitted(model: Any, switch: Switch, batches: list[dict[str, Tensor]]) -> dict[int, NearFarFit]:
-    switch.fits, switch.weights = {}, None
-    for batch in batches:
-        model(**batch)
-    fits, switch.fits = switch.fits, None
-    return fits
-
-
 def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every row of `ROWS`, on long and short texts; the file is written after each."""
-    from transformers import AutoModel, AutoTokenizer
-
+    """Every row, on long and short texts; the file is written after each."""
     if plan.threads:
         torch.set_num_threads(plan.threads)
-    tokenizer, model = AutoTokenizer.from_pretrained(plan.model), AutoModel.from_pretrained(plan.model).eval()
-    train = TextFile(Path(plan.data), seed=plan.seed).leaving(Path(plan.test_data), plan.test_texts)
-    test = train.to_measure_on(Path(plan.test_data))
-    batches = [batch for group in train.batches(model, tokenizer, plan.texts).values() for batch in group]
+    tokenizer, model = load(plan.model)
+    causal = is_causal(model)
+    train = TextFile(Path(plan.data), plan.length, plan.join, plan.seed).leaving(Path(plan.test_data), plan.test_texts)
+    groups = train.to_measure_on(Path(plan.test_data)).batches(model, tokenizer, plan.test_texts, 1 if causal else 4)
+    fit_on = train.batches(model, tokenizer, plan.texts, 1 if causal else 4)
+    if causal:  # short texts have nothing that is far
+        groups, fit_on = ({"long": found["long"]} for found in (groups, fit_on))
+    batches = [batch for group in fit_on.values() for batch in group]
     on_progress("softmax")
-    with attention_of(model, Switch({})):
-        closeness = Closeness(model, test.batches(model, tokenizer, plan.test_texts))
+    measure: Any = TokenLosses(model, groups["long"]) if causal else Closeness(model, groups)
+    count = {name: sum(len(b["input_ids"]) for b in found) for name, found in groups.items()}
     result: dict[str, Any] = {
         "model": Path(plan.model).name,
-        "fitted_on": {"long": plan.texts, "short": plan.texts},
-        "tested_on": {"long": plan.test_texts, "short": plan.test_texts},
+        "length": plan.length,
+        "fitted_on": {name: sum(len(b["input_ids"]) for b in found) for name, found in fit_on.items()},
+        "tested_on": count,
+        **({"softmax": measure.softmax} if causal else {}),
         "rows": [],
     }
-    for near, bases in ROWS:
-        switch = Switch(near)
-        with attention_of(model, switch):
-            on_progress(f"fitting {near}")
-            begun = time.perf_counter()
-            fits = fitted(model, switch, batches)
-            seconds = time.perf_counter() - begun
-            for basis in bases:
-                on_progress(f"{basis} {near}")
-                switch.weights = weights_of(fits, basis)
-                errors = [float(fit.error(switch.weights[i]).mean()) for i, fit in fits.items()]
-                row = {"near": near, "basis": basis, "seconds_to_fit": seconds, "error_of_each_layer": errors}
-                result["rows"].append({**row, **closeness(model)})
-                write_result(path, result, plan.seed)
+    for near, bases in CAUSAL_ROWS if causal else ROWS:
+        wanted = [basis for basis in bases if not plan.bases or basis in plan.bases]
+        if not wanted:
+            continue
+        on_progress(f"fitting {near}")
+        begun, spent = time.perf_counter(), time.process_time()
+        convert(model, NEAR_FAR, batches, fit=False, **near)
+        fits = normal_equations(model, batches, options_of(model.config))
+        seconds = {"seconds_to_fit": time.perf_counter() - begun, "cpu_seconds_to_fit": time.process_time() - spent}
+        for basis in wanted:
+            on_progress(f"{basis} {near}")
+            errors = []
+            for module, fit in fits.items():
+                weights = weights_of(fit, basis)
+                module.lln.set(weights=weights)  # type: ignore[union-attr, operator]
+                errors.append(float(fit.error(weights).mean()))
+            row = {"near": near, "basis": basis, **seconds, "error_of_each_layer": errors}
+            if basis == CHOSEN:
+                row["share_of_heads_that_use"] = shares([weights_of(fit, basis) for fit in fits.values()])
+            result["rows"].append({**row, **measure(model)})
+            write_result(path, result, plan.seed)
+        unload(model)
     return result
 
 
-def weights_of(fits: dict[int, NearFarFit], basis: str) -> dict[int, Tensor]:
-    """(Hq, 4) for each layer."""
-    if basis == NOT_FITTED:
-        return {i: torch.tensor(NEUTRAL).expand_as(fit.weights()) for i, fit in fits.items()}
-    return {i: fit.weights(parts=BASES[basis]) for i, fit in fits.items()}
+def weights_of(fit: NearFarFit, basis: str) -> Tensor:
+    """(Hq, 4)."""
+    if basis == CHOSEN:
+        return fit.best()
+    if basis in BASES:
+        return fit.weights(parts=BASES[basis])
+    given = NEUTRAL if basis == NOT_FITTED else (1.0, 0.0, 0.0, 0.0)
+    return torch.tensor(given, dtype=torch.float64).expand(fit.sums.right.shape[1], -1)
+
+
+def shares(weights: list[Tensor]) -> dict[str, float]:
+    """How many of all heads have a weight that is not zero, for each of the four."""
+    used = (torch.cat(weights) != 0).double().mean(dim=0)
+    return dict(zip(WEIGHTS, used.tolist(), strict=True))

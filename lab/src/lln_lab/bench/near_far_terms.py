@@ -86,7 +86,7 @@ def of_model(plan: Plan) -> list[dict[str, Any]]:
     from transformers import AutoModel, AutoTokenizer
 
     from lln.hf.conversion.text_file import TextFile
-    from lln_lab.bench.near_far import attention_of
+    from lln_lab.bench.attention_of import attention_of
 
     assert plan.model is not None and plan.data is not None
     tokenizer, model = AutoTokenizer.from_pretrained(plan.model), AutoModel.from_pretrained(plan.model).eval()

@@ -1,42 +1,65 @@
-"""`lln bench near-far`: how close an encoder stays to itself with near-far attention, without a gradient step."""
+"""`lln bench near-far`: how close a model stays to itself with near-far attention, without a gradient step."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lln_cli.hf_options import Join, Model, Threads
 from lln_cli.out_options import file_to_write
 
 
 def near_far(
-    model: Annotated[str, typer.Argument(help="An encoder: a folder or a name.")],
+    model: Model,
     data: Annotated[Path, typer.Option(exists=True, help="Texts to fit on: a line each, or JSON lines (.xz too).")],
     test_data: Annotated[Path, typer.Option(exists=True, help="Texts to measure on.")],
     out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far.json"),
-    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to fit on.")] = 8,
-    test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 48,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    texts: Annotated[int, typer.Option(min=2, help="Long texts to fit on; of encoders as many short ones.")] = 8,
+    test_texts: Annotated[
+        int, typer.Option(min=3, help="Long texts to measure on; of encoders as many short ones.")
+    ] = 48,
+    length: Annotated[int, typer.Option(min=8, help="Tokens of a long text.")] = 512,
+    join: Join = 0,
+    basis: Annotated[
+        list[str] | None, typer.Option(help="Only these rows, by what is fitted; may be repeated.")
+    ] = None,
+    threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
 ) -> None:
-    """Four weights a head in closed form, then the similarity of embeddings to the original's."""
-    from lln_lab.bench.near_far import Plan, run
+    """Four weights a head in closed form, then similarity of embeddings (encoders) or perplexity (causal models)."""
+    from lln_lab.bench.near_far import BASES, CHOSEN, NEAR_ALONE, NOT_FITTED, Plan, run
 
+    known = (NEAR_ALONE, NOT_FITTED, *BASES, CHOSEN)
+    unknown = [name for name in basis or [] if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"--basis is one of {', '.join(known)}; got {', '.join(unknown)}")
     console = Console()
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("reading", total=None)
-        plan = Plan(model, str(data), str(test_data), texts, test_texts, threads, seed)
+        plan = Plan(
+            model, str(data), str(test_data), texts, test_texts, length, join, tuple(basis or ()), threads, seed
+        )
         result = run(plan, out, lambda what: progress.update(task, description=what))
         progress.update(task, total=1, completed=1)
-    table = Table(title=f"{result['model']}: cosine to the original / correlation of pairs")
-    for heading in ("near", "fitted", "long", "short"):
+    table = Table(title=result["model"])
+    for heading in ("near", "fitted", *headings(result)):
         table.add_column(heading)
     for row in result["rows"]:
-        found = (
-            f"{row[g]['cosine']:.3f} / {row[g]['correlation_of_pairs']:.3f}" for g in ("long", "short") if g in row
-        )
-        table.add_row(", ".join(f"{n} {x}" for n, x in row["near"].items()), row["basis"], *found)
+        table.add_row(", ".join(f"{n} {x}" for n, x in row["near"].items()), row["basis"], *cells(row))
     console.print(table)
     console.print(f"written: {out}")
+
+
+def headings(result: dict[str, Any]) -> list[str]:
+    if "softmax" in result:
+        return [f"perplexity, {name} (softmax {x:.1f})" for name, x in result["softmax"].items()]
+    return [f"{name}: cosine / correlation of pairs" for name in result["tested_on"]]
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    if "by_position" in row:
+        return [f"{x['perplexity']:.1f} ({x['ratio_to_softmax']:.3f})" for x in row["by_position"].values()]
+    return [f"{row[g]['cosine']:.3f} / {row[g]['correlation_of_pairs']:.3f}" for g in ("long", "short") if g in row]

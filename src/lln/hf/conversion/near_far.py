@@ -19,6 +19,22 @@ from lln.near_far_fit import NearFarFit, near_far_parts
 
 def fit_weights(model: Any, batches: list, options: LLNOptions) -> None:
     """Sets `weights` and `fit_error` of every attention module that has parameters; cross-attention has no near keys."""
+    fits = normal_equations(model, batches, options)
+    if fits and not any(bool(fit.sums.gram.any()) for fit in fits.values()):
+        warnings.warn(
+            "in every text to calibrate on all keys are near, where the weights have no say: they stay neutral. Calibrate on "
+            "longer texts, or give a smaller block_size",
+            stacklevel=3,
+        )
+    for module, fit in fits.items():
+        parameters: Any = module.lln
+        found = fit.best()
+        parameters.set(weights=found)
+        parameters.fit_error = fit.error(found)
+
+
+def normal_equations(model: Any, batches: list, options: LLNOptions) -> dict[nn.Module, NearFarFit]:
+    """Of each attention module that has parameters, with its alpha, beta and feature bias as they are."""
     fits: dict[nn.Module, NearFarFit] = {}
 
     def watch(call: Call, out: Tensor) -> None:
@@ -38,14 +54,4 @@ def fit_weights(model: Any, batches: list, options: LLNOptions) -> None:
 
     with watching(model, watch):
         run_through(model, batches)
-    if fits and not any(bool(fit.sums.gram.any()) for fit in fits.values()):
-        warnings.warn(
-            "in every text to calibrate on all keys are near, where the weights have no say: they stay neutral. Calibrate on "
-            "longer texts, or give a smaller block_size",
-            stacklevel=3,
-        )
-    for module, fit in fits.items():
-        parameters: Any = module.lln
-        found = fit.best()
-        parameters.set(weights=found)
-        parameters.fit_error = fit.error(found)
+    return fits

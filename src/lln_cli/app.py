@@ -18,7 +18,27 @@ from lln_cli.words import WRONG, InWords, tell
 
 GROUP = "lln.commands"
 LAB = "lln-lab"
-OF_THE_LAB = ("demo", "reproduce", "bench", "report")
+OF_THE_LAB = ("demo", "look", "reproduce", "bench", "report")
+# Every command in the order of the help, with its line there. A command's own --help says more.
+SUMMARY = {
+    "demo": "See it work: train, time and compare, in a few minutes.",
+    "info": "Show versions, backends and the range of matching.",
+    "look": "Show what a model attends to, as a page of attention maps.",
+    "convert": "Make a pretrained softmax model linear.",
+    "distil": "Make it linear and train it to follow the original.",
+    "reproduce": "Repeat the paper's tables and figures.",
+    "bench": "Measure speed and memory.",
+    "report": "Turn results into one self-contained page.",
+    "calibrate": "Measure the table of moment matching again.",
+}
+
+
+class Ordered(InWords):
+    """Commands in the order of SUMMARY; those of other packages after them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        known = [name for name in SUMMARY if name in self.commands]
+        return known + [name for name in self.commands if name not in SUMMARY]
 
 
 def _print_versions(asked: bool) -> None:
@@ -28,7 +48,9 @@ def _print_versions(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions.")]
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Show the version and exit.")
+]
 
 
 def options(version: Version = False) -> None:
@@ -49,9 +71,9 @@ def _add(app: typer.Typer, name: str, entry: importlib.metadata.EntryPoint) -> N
         _refuse(app, name, f"`lln {name}` of {entry.value} cannot be loaded: {type(reason).__name__}: {reason}")
         return
     if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name)
+        app.add_typer(command, name=name, short_help=SUMMARY.get(name))
     else:
-        app.command(name)(command)
+        app.command(name, short_help=SUMMARY.get(name))(command)
 
 
 def _refuse(app: typer.Typer, name: str, why: str) -> None:
@@ -68,21 +90,21 @@ def _refuse(app: typer.Typer, name: str, why: str) -> None:
 
 def build() -> typer.Typer:
     app = typer.Typer(
-        cls=InWords,
-        help="Linear Log-Normal attention: what is installed, conversion and distillation of models, calibration; with "
-        f"{LAB} the demo, the paper's figures and tables, benchmarks and the report.",
+        cls=Ordered,
+        help=f"Linear Log-Normal attention. Results go to the folder runs/ unless --out says otherwise. "
+        f"demo, look, reproduce, bench and report come with {LAB}.",
         no_args_is_help=True,
         add_completion=False,
     )
     app.callback()(options)
     for command in (info, convert, distil, calibrate):
-        app.command()(command)
+        app.command(short_help=SUMMARY[command.__name__])(command)
     added = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     for name, entry in added.items():
         _add(app, name, entry)
     for name in OF_THE_LAB:
         if name not in added:
-            _refuse(app, name, f"`lln {name}` is a command of the laboratory: pip install {LAB}")
+            _refuse(app, name, f"`lln {name}` comes with the laboratory: pip install {LAB}")
     return app
 
 

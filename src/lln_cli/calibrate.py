@@ -1,4 +1,4 @@
-"""`lln calibrate`: measure the table of moment matching again, from stated seeds."""
+"""`lln calibrate`: measure the table behind moment matching again, from stated seeds."""
 
 import json
 from pathlib import Path
@@ -12,12 +12,12 @@ from lln_cli.out_options import file_to_write
 
 def calibrate(
     out: Annotated[Path, file_to_write("Where the table goes (JSON).")] = Path("runs/calibration/matching.json"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 ... seeds-1; the shipped table has 64.")] = 64,
-    head_dims: Annotated[list[int] | None, typer.Option("--head-dim", help="Head sizes; repeat the option.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0; the shipped table has 64.")] = 64,
+    head_dims: Annotated[list[int] | None, typer.Option("--head-dim", help="A head size; may be repeated.")] = None,
 ) -> None:
-    """Measure softmax's and LLN's concentration on Gaussian inputs and write the table that inverts one into the other.
+    """Measure how concentrated softmax and LLN are on Gaussian inputs, and write the table that moment matching uses.
 
-    Finished (head size, length) cells are kept beside the table, so an interrupted run goes on where it stopped.
+    Finished cells of (head size, length) are kept beside the table, so an interrupted run carries on where it stopped.
     """
     from lln.matching import calibration
     from lln.results import provenance

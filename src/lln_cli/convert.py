@@ -1,4 +1,4 @@
-"""`lln convert`: a pretrained softmax model becomes a linear one; printed before and after."""
+"""`lln convert`: a pretrained softmax model becomes a linear one, and is compared with the original."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +20,13 @@ from lln_cli.hf_options import (
     Threads,
 )
 from lln_cli.out_options import folder_to_write
+from lln_cli.quiet import quiet_libraries
 
 
 def convert(
     model: Model,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Texts to calibrate on: a line each, or JSON lines (.xz too).")
+        Path, typer.Option(exists=True, help="Texts to calibrate on: one per line, or JSON lines; .xz is read, too.")
     ],
     out: Annotated[Path, folder_to_write("Folder for the converted model and convert.json.")] = Path("runs/converted"),
     test_data: TestData = None,
@@ -34,21 +35,31 @@ def convert(
     neighbours: Neighbours = 0,
     first_tokens: FirstTokens = 0,
     keep_softmax: Annotated[
-        list[str] | None, typer.Option(help="Numbers of layers that stay softmax, may be repeated; or auto.")
+        list[str] | None, typer.Option(help="A layer that keeps softmax, may be repeated; or auto.")
     ] = None,
-    softmax_layers: Annotated[int | None, typer.Option(help="Layers that auto keeps; default: one in eight.")] = None,
-    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to calibrate on.")] = 8,
-    test_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to measure on.")] = 24,
+    softmax_layers: Annotated[
+        int | None, typer.Option(help="How many layers auto keeps; default: one in eight.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Long texts, and as many short ones, to calibrate on.")] = 8,
+    test_texts: Annotated[int, typer.Option(min=1, help="Long texts, and as many short ones, to measure on.")] = 24,
     max_length: MaxLength = 512,
     join: Join = 0,
-    distil: Annotated[int, typer.Option(min=0, help="Steps of training to follow the original, after converting.")] = 0,
-    distil_texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to distil on.")] = 480,
-    compare: Annotated[bool, typer.Option(help="Also measure other ways to convert, side by side.")] = False,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory too (Linux).")] = True,
+    distil: Annotated[
+        int, typer.Option(min=0, help="After converting, train this many steps to follow the original.")
+    ] = 0,
+    distil_texts: Annotated[
+        int, typer.Option(min=1, help="Distil on this many long texts and as many short ones.")
+    ] = 480,
+    compare: Annotated[bool, typer.Option(help="Also measure other ways to convert.")] = False,
+    memory: Annotated[bool, typer.Option(help="Also measure peak memory; takes minutes (Linux).")] = False,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for choosing texts.")] = 0,
 ) -> None:
-    """Convert MODEL, measure similarity (encoders) or perplexity (causal models), time and memory, and save it."""
+    """Replace the softmax attention of MODEL by LLN, measure what that costs, and save the result.
+
+    Encoders are compared with the original by their embeddings, causal models by their perplexity.
+    """
+    quiet_libraries()
     from lln.hf.conversion import report
     from lln.results import write_result
 
@@ -64,7 +75,8 @@ def convert(
         result = report.run(settings, lambda what: progress.update(task, description=what))
         progress.update(task, total=1, completed=1)
     _print(console, result)
-    console.print(f"written: {write_result(out / 'convert.json', result, seed)} and the model beside it")
+    written = write_result(out / "convert.json", result, seed)
+    console.print(f"written: {written} (all figures) and the model beside it", soft_wrap=True)
 
 
 def _layers(given: list[str]) -> list[int] | str:
@@ -79,23 +91,25 @@ def _layers(given: list[str]) -> list[int] | str:
 
 
 def _print(console: Console, result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['model']} against the original")
-    rows = {"converted": result["converted"], **({"distilled": result["distilled"]} if result["distilled"] else {})}
-    measures = [(group, name) for group, found in result["converted"].items() for name in found]
-    for heading in ("", *(f"{group}: {name}".replace("_", " ") for group, name in measures)):
-        table.add_column(heading, justify="right" if heading else "left")
-    for label, found in (rows | result["variants"]).items():
-        table.add_row(label, *(f"{found[group][name]:.3f}" for group, name in measures))
+    table = Table(title=f"{result['model']} against the original", title_justify="left")
+    shown = {"converted": result["converted"], **({"distilled": result["distilled"]} if result["distilled"] else {})}
+    shown |= result["variants"]
+    for heading in ("measure", *shown):
+        table.add_column(heading, justify="left" if heading == "measure" else "right")
+    for group, measures in result["converted"].items():
+        for name in measures:
+            told = f"{group}: {name}".replace("_", " ")
+            table.add_row(told, *(f"{found[group][name]:.3f}" for found in shown.values()))
     console.print(table)
-    table = Table(title="A forward pass, original and converted")
-    for heading in ("length", "original", "converted", "ratio", "memory, original", "converted"):
-        table.add_column(heading, justify="right")
     memory = {row["length"]: row["bytes"] for row in result["memory"]}
+    table = Table(title="Time of a forward pass" + " and its memory" * bool(memory), title_justify="left")
+    for heading in ("length", "original", "converted", "ratio", *(("memory, original", "converted") if memory else ())):
+        table.add_column(heading, justify="right")
     for row in result["time"]:
         taken, seconds = memory.get(row["length"]), row["seconds"]
         table.add_row(
             f"{row['length']:,}", f"{1e3 * seconds['original']:.0f} ms", f"{1e3 * seconds['converted']:.0f} ms",
             f"{row['ratio']['converted']:.2f}",
-            *((f"{taken[n] / 1e6:.0f} MB" for n in ("original", "converted")) if taken else ("", "")),
+            *((f"{taken[n] / 1e6:.0f} MB" for n in ("original", "converted")) if taken else ("", "") if memory else ()),
         )  # fmt: skip
     console.print(table)

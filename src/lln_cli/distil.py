@@ -1,4 +1,4 @@
-"""`lln distil`: a pretrained model is converted and trained to follow its softmax original; printed before and after."""
+"""`lln distil`: a pretrained model is converted and trained to follow its softmax original."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,37 +19,48 @@ from lln_cli.hf_options import (
     Threads,
 )
 from lln_cli.out_options import file_to_write, folder_to_write
+from lln_cli.quiet import quiet_libraries
 
 
 def distil(
     model: Model,
-    data: Annotated[Path, typer.Option(exists=True, help="Texts to train on: a line each, or JSON lines (.xz too).")],
-    out: Annotated[Path, folder_to_write("Folder for checkpoints and the model; an interrupted run goes on.")] = Path(
-        "runs/distilled"
-    ),
+    data: Annotated[
+        Path, typer.Option(exists=True, help="Texts to train on: one per line, or JSON lines; .xz is read, too.")
+    ],
+    out: Annotated[
+        Path, folder_to_write("Folder for checkpoints and the model. An interrupted run carries on.")
+    ] = Path("runs/distilled"),
     test_data: TestData = None,
     result: Annotated[Path | None, file_to_write("JSON to write; default: distil.json in --out.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps, of one batch each.")] = 960,
-    end_to_end_steps: Annotated[int | None, typer.Option(help="Of them end to end; default: two thirds.")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate of the layers; end to end takes a quarter.")] = 2e-2,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, one batch each.")] = 960,
+    end_to_end_steps: Annotated[int | None, typer.Option(help="Steps of them end to end; default: two thirds.")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate layer by layer; a quarter of it end to end.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
     maps: Annotated[str, typer.Option(help="free, folded, none, or auto: what the attention takes.")] = "auto",
-    low_rank: Annotated[int, typer.Option(min=0, help="Rank of updates of the projections (peft); 0: none.")] = 0,
-    texts: Annotated[int, typer.Option(min=1, help="Long and as many short texts to train on.")] = 960,
-    test_texts: Annotated[int, typer.Option(min=3, help="Long and as many short texts to measure on.")] = 48,
+    low_rank: Annotated[
+        int, typer.Option(min=0, help="Rank of low-rank updates to the projections (peft); 0: none.")
+    ] = 0,
+    texts: Annotated[int, typer.Option(min=1, help="Long texts, and as many short ones, to train on.")] = 960,
+    test_texts: Annotated[int, typer.Option(min=3, help="Long texts, and as many short ones, to measure on.")] = 48,
     max_length: MaxLength = 512,
     join: Join = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Long texts a step; of short ones three times as many.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Long texts per step; three times as many short ones.")] = 4,
     attention: Attention = "lln_diag",
     block_size: BlockSize = 64,
     neighbours: Neighbours = 0,
     first_tokens: FirstTokens = 0,
-    layer_texts: Annotated[int, typer.Option(min=0, help="Texts to measure layer by layer on; 0: not.")] = 0,
-    classify: Annotated[int, typer.Option(min=0, help="Labelled texts for a logistic regression; 0: none.")] = 0,
+    layer_texts: Annotated[int, typer.Option(min=0, help="Compare layer by layer on this many texts; 0: do not.")] = 0,
+    classify: Annotated[
+        int, typer.Option(min=0, help="Train a logistic regression on this many labelled texts; 0: none.")
+    ] = 0,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of the order of the texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the order of the texts.")] = 0,
 ) -> None:
-    """Convert MODEL, distil it, and measure its embeddings (encoders) or perplexity (causal models), and its run time."""
+    """Replace the softmax attention of MODEL by LLN and train it to follow the original.
+
+    Encoders are compared with the original by their embeddings, causal models by their perplexity.
+    """
+    quiet_libraries()
     from lln.hf.distillation import report
     from lln.results import write_result
 
@@ -68,18 +79,20 @@ def distil(
         found["classifier"] = report.compare_classifiers(settings)
         path = write_result(path, found, seed)
     _print(console, found)
-    console.print(f"written: {path}; the model is in {out}")
+    console.print(f"written: {path} (all figures); the model is in {out}", soft_wrap=True)
 
 
 def _print(console: Console, found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['model']} against the original, {sum(found['steps'].values())} steps")
-    measures = [(group, name) for group in found["tested_on"] for name in found["converted"][group]]
-    headings = [f"{group}: {name}".replace("_", " ") for group, name in measures]
-    for heading in ("", *headings, "time to plain LLN+Diag"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name in ("converted", "distilled"):
-        close = (f"{found[name][group][what]:.3f}" for group, what in measures)
-        table.add_row(name, *close, f"{found['time']['ratio_to_plain'][name]:.2f}")
+    steps = sum(found["steps"].values())
+    table = Table(title=f"{found['model']} against the original, {steps} steps", title_justify="left")
+    for heading in ("measure", "converted", "distilled"):
+        table.add_column(heading, justify="left" if heading == "measure" else "right")
+    both = [found["converted"], found["distilled"]]
+    for group in found["tested_on"]:
+        for name in found["converted"][group]:
+            table.add_row(f"{group}: {name}".replace("_", " "), *(f"{one[group][name]:.3f}" for one in both))
+    ratios = found["time"]["ratio_to_plain"]
+    table.add_row("time, as a ratio to plain LLN+Diag", *(f"{ratios[one]:.2f}" for one in ("converted", "distilled")))
     console.print(table)
     if "classifier" in found:
         accuracy = found["classifier"]["accuracy"]

@@ -1,4 +1,4 @@
-"""Mistakes of whoever types a command, and disks that are full, end in words and an exit code, not in a traceback."""
+"""Wrong input and full disks end in a message and an exit code, not in a traceback."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 WRONG = 2  # exit code
 TRACEBACK = "LLN_TRACEBACK"
-EVERYTHING = "all that the commands may need: pip install 'lln-attention[all]' 'lln-lab[all]'"
+EVERYTHING = "install everything that the commands may need: pip install 'lln-attention[all]' 'lln-lab[all]'"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # What libraries that write by themselves say instead of raising an OSError: those written in Rust, and torch.save.
 NO_ROOM_SAID = (*(f"(os error {number})" for number in NO_ROOM), "inline_container.cc", "PytorchStreamWriter failed")
@@ -28,11 +28,8 @@ class InWords(TyperGroup):
             said = in_words(wrong)
             if said is None or os.environ.get(TRACEBACK):
                 raise
-            tell(said)
-            console = Console(stderr=True)
-            if isinstance(wrong, ImportError):
-                console.print(EVERYTHING, highlight=False, markup=False)
-            console.print(f"[dim]{TRACEBACK}=1 shows where[/]", highlight=False)
+            tell(said, EVERYTHING if isinstance(wrong, ImportError) else None)
+            Console(stderr=True).print(f"[dim]hint: set {TRACEBACK}=1 to see where it happened[/]", highlight=False)
             raise typer.Exit(WRONG) from wrong
 
 
@@ -60,5 +57,9 @@ def chain(wrong: BaseException | None) -> Iterator[BaseException]:
         wrong = wrong.__cause__ or wrong.__context__
 
 
-def tell(said: str) -> None:
-    Console(stderr=True).print(f"[bold red]cannot run[/] {escape(said)}", highlight=False, soft_wrap=True)
+def tell(said: str, hint: str | None = None) -> None:
+    """An error, and what to do about it."""
+    console = Console(stderr=True)
+    console.print(f"[bold red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
+    if hint is not None:
+        console.print(f"hint: {escape(hint)}", highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lln_cli.app import app
+from lln_cli.app import SUMMARY, app
 
 runner = CliRunner()
 
@@ -53,3 +53,49 @@ def test_mistakes_end_in_words_and_an_exit_code(arguments: tuple[str, ...], told
     result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "out")], env={"COLUMNS": "200"})
     assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
     assert "Traceback" not in result.output
+
+
+def test_the_help_lists_every_command_in_order_with_one_line() -> None:
+    text = runner.invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    listed = [line.split()[1] for line in text.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert listed == list(SUMMARY)  # a line more would be listed, too
+    assert all(" ".join(summary.split()[:4]) in text for summary in SUMMARY.values())
+
+
+# For each command something that it cannot work with, and what it must say of it.
+WRONG: dict[tuple[str, ...], str] = {
+    ("demo", "--longest", "1"): "--longest",
+    ("info", "more"): "unexpected extra argument",
+    ("look", "{nowhere}", "some text"): "{nowhere}",
+    ("convert", "{nowhere}", "--data", "{text}"): "{nowhere}",
+    ("convert", "{nowhere}", "--data", "{nowhere}"): "does not exist",
+    ("distil", "{nowhere}", "--data", "{text}"): "{nowhere}",
+    ("distil", "{nowhere}", "--data", "{text}", "--steps", "0"): "--steps",
+    ("reproduce", "fig99"): "No such command 'fig99'",
+    ("reproduce", "fig9", "--data", "{damaged}", "--steps", "1"): "is damaged",
+    ("reproduce", "table3", "--data", "{damaged}", "--steps", "1"): "damaged",
+    ("bench", "nothing"): "No such command 'nothing'",
+    ("bench", "zoo", "--members", "bogus"): "bogus",
+    ("report", "{nowhere}"): "does not exist",
+    ("calibrate", "--head-dim", "64"): "two positive head sizes",
+    ("calibrate", "--seeds", "0"): "--seeds",
+    ("nothing",): "No such command 'nothing'",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_bad_input_ends_in_words_and_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text\n")
+    for split in ("train", "test"):
+        for kind in ("cats", "dogs"):
+            (tmp_path / "pictures" / split / kind).mkdir(parents=True)
+            (tmp_path / "pictures" / split / kind / "1.jpg").write_bytes(b"\xff\xd8 no picture")
+    places = {"nowhere": tmp_path / "nowhere", "text": tmp_path / "text.txt", "damaged": tmp_path / "pictures"}
+    if arguments[:2] == ("reproduce", "fig9"):
+        places["damaged"] /= "train"
+    given = [argument.format(**places) for argument in arguments]
+    out = [] if arguments[0] in ("info", "nothing") or len(arguments) < 3 else ["--out", str(tmp_path / "out")]
+    result = runner.invoke(app, [*given, *out], env={"COLUMNS": "250"})
+    told = " ".join(result.output.split())
+    assert result.exit_code == 2, result.output
+    assert WRONG[arguments].format(**places) in told and "Traceback" not in told, result.output

@@ -244,7 +244,9 @@ def test_the_table_of_values_is_the_data(shown: Opened) -> None:
 def test_attention_maps_of_every_layer_and_head(shown: Opened) -> None:
     maps = {(one["label"], one["layer"], one["head"]): one["matrix"] for one in experiment()["maps"]}
     block = figure(shown, "Attention maps")
-    assert block.locator(".panel p").all_text_contents() == ["softmax", "LLN"]
+    assert block.locator(".map-title").all_text_contents() == ["softmax", "LLN", "LLN / softmax"]
+    assert block.locator(".facts").all_text_contents()[:2] == ["rows sum to 1", "rows sum to 1"]
+    assert block.locator(".queries").first.locator("span").all_text_contents()[0] == "word0"
     left = block.locator(".panel canvas").first
     assert left.evaluate("one => [one.width, one.height]") == [LENGTH, LENGTH]
     pictures = set()
@@ -256,13 +258,17 @@ def test_attention_maps_of_every_layer_and_head(shown: Opened) -> None:
             for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
                 left.press(key)  # the first press begins at the first cell
             told = block.locator(".told").text_content()
-            found = re.fullmatch(r"query 1 “word1” to key 3 “word3”: softmax (\S+), LLN (\S+)", told)
+            found = re.fullmatch(
+                r"query 1 “word1” to key 3 “word3”: softmax (\S+), LLN (\S+), LLN / softmax (\S+)", told
+            )
             assert found, told
             assert close(float(found[1]), maps["softmax", layer, head][1][3])
             assert close(float(found[2]), maps["LLN", layer, head][1][3])
+            ratio = maps["LLN", layer, head][1][3] / maps["softmax", layer, head][1][3]
+            assert float(found[3]) == pytest.approx(ratio, rel=2e-3)
     assert len(pictures) == LAYERS * HEADS
     largest = max(max(map(max, maps[name, LAYERS - 1, HEADS - 1])) for name in ("softmax", "LLN"))
-    assert float(block.locator(".key span").last.text_content()) == pytest.approx(largest, rel=5e-3)
+    assert float(block.locator(".key").first.locator("span").last.text_content()) == pytest.approx(largest, rel=5e-3)
     before = left.evaluate("one => one.toDataURL()")
     block.get_by_label("logarithmic colours").click()
     assert left.evaluate("one => one.toDataURL()") != before

@@ -18,6 +18,7 @@ from lab.tests.report.samples import experiment as sample
 from lln_lab.cli.report import report
 from lln_lab.report import NoResults, write
 from lln_lab.report.blocks import Table
+from lln_lab.report.codes import decode, encode
 from lln_lab.report.collect import collect
 from lln_lab.report.maps import BYTES, Maps, coarser, read_map
 from lln_lab.report.numbers import column, natural, number, text
@@ -417,18 +418,23 @@ def test_benchmarks_keep_their_numbers(tmp_path: Path) -> None:
 
 
 def test_maps_are_exact_until_they_are_too_many() -> None:
-    import base64
-
     matrix = numpy.random.default_rng(0).dirichlet(numpy.ones(LENGTH), LENGTH)
     data = Maps("", [read_map({"matrix": matrix.tolist(), "text": "one two"})]).as_data()
-    unpacked = numpy.frombuffer(base64.b64decode(data["maps"][0]["values"]), "<f4").reshape(LENGTH, LENGTH)
-    assert (unpacked == matrix.astype("f4")).all() and data["cell"] == 1 and not data["note"]
-    assert data["maps"][0]["tokens"] is None  # two words are not twelve keys
+    numpy.testing.assert_allclose(decode(data["maps"][0]["values"], LENGTH, LENGTH), matrix, rtol=4e-4)
+    assert data["cell"] == 1 and not data["note"]
+    assert data["tokens"] is None  # two words are not twelve keys
 
-    large = read_map({"matrix": numpy.full((300, 300), 1 / 300).tolist()})
-    data = Maps("", [large] * 4).as_data()
+    large = read_map({"matrix": numpy.full((600, 600), 1 / 600).tolist()})
+    data = Maps("", [large] * 8).as_data()
     assert data["cell"] == 2 and "2 × 2" in data["note"]
     assert sum(len(one["values"]) for one in data["maps"]) <= BYTES
+
+
+def test_codes_keep_weights_and_what_is_none() -> None:
+    weights = numpy.array([[1.0, 0.25, 1e-9, 0.0, math.nan]])
+    numpy.testing.assert_allclose(decode(encode(weights), 1, 5), weights, rtol=4e-4)
+    with pytest.raises(ValueError, match="has 5 values"):
+        decode(encode(weights), 5, 5)
 
 
 @pytest.mark.parametrize("cell", [2, 3, 5, 20])

@@ -16,16 +16,17 @@ def demo(
         "runs/demo"
     ),
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each attention.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Train every attention from this many seeds.")] = 1,
     longest: Annotated[int, typer.Option(min=256, help="Longest sequence to time.")] = 16_384,
 ) -> None:
-    """Pre-train softmax, LLN and LLN+Diag on Python's own sources, watch and time them, and write an HTML report.
+    """Train softmax, LLN and LLN+Diag side by side on Python's own sources, time them, and write a page.
 
-    Stopped and started again, it goes on where it was.
+    Takes a few minutes on two cores. If it is interrupted, the same command carries on where it stopped.
     """
     from lln_lab.experiments import demo as experiment
     from lln_lab.report import write
 
-    settings = replace(experiment.shortened(experiment.Settings(), steps), longest=longest)
+    settings = replace(experiment.shortened(experiment.Settings(), steps, seeds), longest=longest)
     console = Console()
     with bars(console) as watcher:
         timing = watcher.progress.add_task("timing", total=None, visible=False)
@@ -36,5 +37,5 @@ def demo(
         found = experiment.run(settings, out, watcher, on_measured)
         watcher.progress.update(timing, total=watcher.progress.tasks[timing].completed)
     written = finish("demo", out, found, experiment.draw, console)
-    page = write([written], out / "report.html", "LLN attention: the demo")
+    page = write([written], out / "report.html", "Linear Log-Normal attention: the demo")
     console.print(f"[bold]report[/] {page.resolve()}", highlight=False, soft_wrap=True)

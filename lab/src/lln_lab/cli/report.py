@@ -11,11 +11,11 @@ from lln_cli.out_options import file_to_write
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders and JSON files of results.")],
-    out: Annotated[Path, file_to_write("The page.", "--out", "-o")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders or JSON files with results.")],
+    out: Annotated[Path, file_to_write("The page.", "--out", "-o")] = Path("runs/report.html"),
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
-    """Write every result found in RUNS as one self-contained page: tables, verdicts, interactive plots, attention maps."""
+    """Write all results in RUNS as one self-contained page with tables, verdicts, interactive plots and attention maps."""
     from lln_lab.report import NoResults, write
 
     console = Console()

@@ -171,7 +171,7 @@ def in_words(what: Callable[[], Any], console: Console | None = None) -> Any:
     try:
         return what()
     except MissingData as missing:
-        (console or Console()).print(f"[bold red]missing data[/] {missing}", highlight=False)
+        (console or Console()).print(f"[bold red]missing data:[/] {missing}", highlight=False)
         raise typer.Exit(MISSING_DATA) from missing
 
 
@@ -200,23 +200,43 @@ def show(found: dict[str, Any], console: Console) -> None:
             for file, sha in each["files"].items():
                 console.print(f"  sha256 {sha[:16]}…  {file}", highlight=False, soft_wrap=True)
     for given in found.get("tables", []):
-        console.print(_table(given))
+        _print_table(given, console)
         if given.get("note"):
             console.print(f"[dim]{given['note']}[/]", highlight=False)
         if given.get("paper"):
-            console.print(_table(given["paper"]))
+            _print_table(given["paper"], console)
     for verdict in found.get("verdicts", []):
         colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
         console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
         console.print(f"  {verdict['numbers']}", highlight=False)
 
 
-def _table(given: dict[str, Any]) -> Table:
+def _print_table(given: dict[str, Any], console: Console) -> None:
+    """The columns that fit the terminal; what does not fit is named, and stands in the JSON."""
+    cells = [
+        ["–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row]
+        for row in given["rows"]
+    ]
+    fits = _columns_that_fit(given["columns"], cells, console.width)
     table = Table(title=escape(given["title"]), title_justify="left")
-    for number, column in enumerate(given["columns"]):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in given["rows"]:
-        table.add_row(
-            *("–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row)
-        )
-    return table
+    for number in fits:
+        table.add_column(escape(given["columns"][number]), justify="left" if number == 0 else "right")
+    for row in cells:
+        table.add_row(*(escape(row[number]) for number in fits if number < len(row)))
+    console.print(table)
+    left_out = [column for number, column in enumerate(given["columns"]) if number not in fits]
+    if left_out:
+        console.print(f"not shown for lack of room, but in the JSON: {', '.join(left_out)}", style="dim", markup=False)
+
+
+def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """From the left, as many as fit; headings may wrap between words."""
+    found, taken = list[int](), 1
+    for number, column in enumerate(columns):
+        content = [row[number] for row in cells if number < len(row)]
+        needed = 3 + max(map(len, [*column.split(), *content, ""]))
+        if found and taken + needed > width:
+            break
+        found.append(number)
+        taken += needed
+    return found

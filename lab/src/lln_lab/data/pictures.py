@@ -73,7 +73,11 @@ def decode(path: Path, size: int, mode: str) -> Arrays:
     """Centre crops, resized. `mode` is Pillow's: "RGB" or "L"."""
     pixels, names = [], []
     for name, content in _contents(path):
-        pixels.append(to_pixels(content, size, mode))
+        try:
+            pixels.append(to_pixels(content, size, mode))
+        except OSError as reason:  # Pillow's, for a file that is damaged or cut short
+            told = f"picture {len(pixels) + 1} of {path} (class {name}) is damaged: remove or replace it ({reason})"
+            raise ValueError(told) from None
         names.append(name)
     if not pixels:
         raise ValueError(f"{path} holds no pictures; what fits: {LAYOUTS}")

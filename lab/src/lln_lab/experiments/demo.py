@@ -1,8 +1,8 @@
 """The demo: the whole thing in small, on text that every Python has.
 
 Softmax, LLN and LLN+Diag are pre-trained on the same batches of the standard library's sources while a probe watches their
-concentration; their attention is timed against the length; and for the trained softmax model's own queries and keys the
-three attention matrices are drawn side by side. The result is an ordinary one, for `lln report`.
+concentration; their attention is timed against the length, and its memory measured at the longest; and for the trained softmax
+model's own queries and keys the three attention matrices are drawn side by side. The result is one that `lln report` reads.
 """
 
 import time
@@ -18,13 +18,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lln.attention import lln_attention, lln_diag_attention
+from lln.measuring.memory import peak_extra_bytes
 from lln_lab import data
 from lln_lab.experiments import fig8
-from lln_lab.experiments.figure import panels
+from lln_lab.experiments.curves import to_softmax
+from lln_lab.experiments.demo_headline import headline, limits
+from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
 from lln_lab.experiments.grid import Watcher
-from lln_lab.experiments.maps import attention_maps
+from lln_lab.experiments.maps import Layer, attention_maps
 from lln_lab.experiments.masking import read_tokenizer, windows
 from lln_lab.experiments.models.roberta import MaskedLanguageModel, Size, configuration
+from lln_lab.experiments.queries import queries_and_keys
 from lln_lab.experiments.training import Budget, Run
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -32,6 +36,8 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "lln": lln_attention,
     "lln_diag": lln_diag_attention,
 }
+HEADS, HEAD_DIM = 2, 64  # of what is timed
+DATA = "Python's own sources"
 PRETRAINING = fig8.Settings(
     size=Size(layers=3, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
     budget=Budget(
@@ -62,14 +68,18 @@ def run(
     """Pre-train, time, look."""
     found = fig8.run(settings.pretraining, folder, watcher=watcher, keep_models=True)
     found["experiment"], found["title"] = "demo", "Softmax, LLN and LLN+Diag side by side"
+    found["data"]["name"] = DATA
     found["timing"] = time_against_length(settings.longest, on_measured)
+    found["memory"] = memory_at(settings.longest, on_measured)
     found["tables"].append(speed_table(found["timing"]))
     found["maps"] = maps(settings.pretraining, folder)
+    found["headline"] = headline(found)
+    found["limits"] = limits(found)
     return found
 
 
 def time_against_length(
-    longest: int, on_measured: Callable[[str, int], None], heads: int = 2, head_dim: int = 64
+    longest: int, on_measured: Callable[[str, int], None], heads: int = HEADS, head_dim: int = HEAD_DIM
 ) -> dict[str, Any]:
     """Forward + backward of the attention alone, in seconds: the best of three interleaved runs after a warm-up.
 
@@ -77,9 +87,8 @@ def time_against_length(
     """
     lengths = [2**power for power in range(8, 31) if 2**power <= longest]
     best: dict[str, dict[int, float]] = {name: {} for name in FUNCTIONS}
-    generator = torch.Generator().manual_seed(0)
     for length in lengths:
-        inputs = [torch.randn(1, heads, length, head_dim, generator=generator, requires_grad=True) for _ in range(3)]
+        inputs = _inputs(length, heads, head_dim)
         for repeat in range(4):
             for name, function in FUNCTIONS.items():
                 before = best[name].get(length)
@@ -92,7 +101,34 @@ def time_against_length(
                     best[name][length] = taken if before is None else min(before, taken)
                 on_measured(name, length)
     series = [{"label": name, "seconds": [best[name][n] for n in lengths], "bytes": None} for name in FUNCTIONS]
-    return {"lengths": lengths, "series": series}
+    return {"lengths": lengths, "series": series, "threads": torch.get_num_threads()}
+
+
+def memory_at(longest: int, on_measured: Callable[[str, int], None]) -> dict[str, Any] | None:
+    """Peak memory of forward + backward at the longest length, each in a process of its own; None where Linux is not.
+
+    Softmax is torch's fused one, which never holds its matrix. What a matrix would hold is given beside it.
+    """
+    length = 2 ** (longest.bit_length() - 1)
+    found = {}
+    try:
+        for name in FUNCTIONS:
+            on_measured(f"memory of {name}", length)
+            found[name] = peak_extra_bytes(attend, name, length)
+    except (RuntimeError, MemoryError, OSError):
+        return None
+    return {"length": length, "bytes": found, "matrix_bytes": 4 * HEADS * length**2}
+
+
+def attend(name: str, length: int) -> Callable[[], Any]:
+    """Forward + backward of one attention, to be measured in another process."""
+    inputs = _inputs(length, HEADS, HEAD_DIM)
+    return lambda: torch.autograd.grad(FUNCTIONS[name](*inputs).sum(), inputs)
+
+
+def _inputs(length: int, heads: int, head_dim: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    return [torch.randn(1, heads, length, head_dim, generator=generator, requires_grad=True) for _ in range(3)]
 
 
 def speed_table(timing: dict[str, Any]) -> dict[str, Any]:
@@ -117,24 +153,26 @@ def maps(settings: fig8.Settings, folder: Path) -> list[dict[str, Any]]:
     trained = folder / Run("mlm", "softmax", 0, settings.budget).name / "model" / "model.safetensors"
     model.load_state_dict(load_file(trained), strict=False)
     text = data.load("wikitext").validation[0]["text"]
-    return attention_maps(model, windows([text], tokenizer, settings.size.length)[:1], shown=48)
+    window = windows([text], tokenizer, settings.size.length)[:1]
+    tokens = [tokenizer.decode([int(one)]) for one in window[0]]
+    pairs = enumerate(queries_and_keys(model, {"input_ids": window}))
+    return attention_maps([Layer.of(number, q, k) for number, (q, k) in pairs], tokens)
 
 
 def draw(found: dict[str, Any]) -> Figure:
-    figure, (loss, speed) = panels(2)
-    for number, r in enumerate(found["runs"]):
-        curve = [(x["step"], x["loss"]) for x in r["history"] if "loss" in x]
-        loss.plot(*zip(*curve, strict=True), color=f"C{number}", label=r["label"])
-    loss.set(xlabel="step", ylabel="loss (nats a masked token)", title="pre-training on Python's own sources")
-    loss.legend()
-    for number, series in enumerate(found["timing"]["series"]):
+    """The picture that says it all: time against length, memory, and how little the loss differs."""
+    figure, (speed, loss) = panels(2)
+    look = looks(FUNCTIONS)
+    for series in found["timing"]["series"]:
         milliseconds = [1e3 * seconds for seconds in series["seconds"]]
-        speed.loglog(found["timing"]["lengths"], milliseconds, "o-", ms=3, color=f"C{number}", label=series["label"])
-    speed.set(xlabel="length", ylabel="milliseconds", title="attention, forward + backward")
-    speed.legend()
+        speed.plot(found["timing"]["lengths"], milliseconds, label=name_of(series["label"]), **look[series["label"]])
+    speed.set(yscale="log", ylabel="milliseconds", title="attention, forward + backward")
+    lengths_along(speed, found["timing"]["lengths"])
+    to_softmax(loss, found["runs"])
+    legend(figure, [speed])
     return figure
 
 
-def shortened(settings: Settings, steps: int | None) -> Settings:
+def shortened(settings: Settings, steps: int | None, seeds: int = 1) -> Settings:
     before = settings.pretraining
-    return replace(settings, pretraining=replace(before, budget=before.budget.shortened(steps)))
+    return replace(settings, pretraining=replace(before, budget=before.budget.shortened(steps), seeds=seeds))

@@ -73,11 +73,18 @@ class Pictures:
         except ImportError as missing:
             raise ImportError("pictures need Pillow: pip install lln-lab") from missing
         self.size = size
-        pixels, names = [], []
+        pixels: list[Tensor] = []
+        names: list[str] = []
         for name, file in _picture_files(source, most):
-            with Image.open(file) as picture:
-                small = picture.convert("RGB").resize((size, size))
-                pixels.append(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(size, size, 3))
+            try:
+                with Image.open(file) as picture:
+                    small = picture.convert("RGB").resize((size, size))
+            except OSError as reason:  # Pillow's, for a file that is damaged or cut short
+                told = (
+                    f"picture {len(pixels) + 1} of {source} (class {name}) is damaged: remove or replace it ({reason})"
+                )
+                raise ValueError(told) from None
+            pixels.append(torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8).view(size, size, 3))
             names.append(name)
         self.classes = sorted(set(names))
         if len(self.classes) < 2:

@@ -39,6 +39,22 @@ class Verdict:
     numbers: str
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A large figure: its value, what it is, and what it means."""
+
+    value: str
+    label: str
+    note: str = ""
+    colour: int | None = None  # of the palette
+
+
+@dataclass(frozen=True)
+class Headline:
+    sentences: list[str]
+    figures: list[Figure]
+
+
 Block = Table | Plot | Maps | Picture
 
 
@@ -53,3 +69,5 @@ class Section:
     verdicts: list[Verdict] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    headline: Headline | None = None  # opens the section; its verdicts then come last
+    limits: list[str] = field(default_factory=list)  # what the result cannot say

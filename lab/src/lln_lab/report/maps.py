@@ -1,10 +1,9 @@
 """Attention maps: matrices of one input for several attentions, packed for the page.
 
-Numbers are float32 in base64, exact to what the page shows. Maps that would fill more than a megabyte are made coarser: a cell
-is then the sum over its keys and the mean over its queries, so that rows still sum to one.
+Maps that would fill more than BYTES are made coarser: a cell is then the sum over its keys and the mean over its queries, so
+that rows still sum to one.
 """
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,11 @@ from typing import Any
 import numpy
 import numpy.typing
 
+from lln_lab.report.codes import decode, encode
+
 Matrix = numpy.typing.NDArray[numpy.float32]
 
-BYTES = 1_000_000
+BYTES = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Map:
     head: str
     matrix: Matrix
     text: str | list[str] | None = None
+    cell: int = 1  # tokens along a side of one cell
+    length: int | None = None  # tokens; None: one for each column
+    block_size: int | None = None  # of LLN+Diag: its blocks are drawn
+    entropy: float | None = None  # of the whole matrix, in bits
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,27 @@ class Maps:
     maps: list[Map]
 
     def as_data(self) -> dict[str, Any]:
-        cell = self._cell()
-        note = f"Each cell stands for {cell} × {cell}: the sum over keys, the mean over queries." if cell > 1 else ""
-        return {"title": self.title, "note": note, "cell": cell, "maps": [_packed(one, cell) for one in self.maps]}
+        finer = self._coarser_by()
+        cell = finer * max(one.cell for one in self.maps)
+        note = (
+            f"Each cell stands for {cell} × {cell} tokens: the sum over keys, the mean over queries."
+            if cell > 1
+            else ""
+        )
+        first = next((one for one in self.maps if one.text), self.maps[0])
+        length = first.length or first.matrix.shape[1]
+        return {
+            "title": self.title,
+            "note": note,
+            "cell": cell,
+            "length": length,
+            "tokens": _tokens(first.text, length),
+            "text": " ".join(map(str, first.text)) if isinstance(first.text, list) else first.text,
+            "maps": [_packed(one, finer) for one in self.maps],
+        }
 
-    def _cell(self) -> int:
-        """The smallest cell with which all maps fit."""
+    def _coarser_by(self) -> int:
+        """The smallest number of cells to put together with which all maps fit."""
         cell = 1
         while sum(_coarse_size(one.matrix, cell) for one in self.maps) > BYTES and cell < 64:
             cell += 1
@@ -47,13 +68,19 @@ class Maps:
 def read_map(entry: dict[str, Any]) -> Map:
     """An entry of a result's "maps"; ValueError when its matrix is none."""
     try:
-        matrix = numpy.array(entry["matrix"], dtype=numpy.float32)  # null becomes NaN
+        if "codes" in entry:
+            matrix = decode(entry["codes"], entry["rows"], entry["columns"])
+        else:
+            matrix = numpy.array(entry["matrix"], dtype=numpy.float32)  # null becomes NaN
     except (KeyError, TypeError, ValueError):
         raise ValueError("an attention map has no matrix of numbers") from None
     if matrix.ndim != 2 or not matrix.size:
         raise ValueError(f"an attention map is no matrix: its shape is {matrix.shape}")
     label = str(entry.get("label") or entry.get("attention") or "attention")
-    return Map(label, str(entry.get("layer", 0)), str(entry.get("head", 0)), matrix, entry.get("text"))
+    return Map(
+        label, str(entry.get("layer", 0)), str(entry.get("head", 0)), matrix, entry.get("text"),
+        int(entry.get("cell") or 1), entry.get("length"), entry.get("block_size"), entry.get("entropy"), entry.get("gap"),
+    )  # fmt: skip
 
 
 def coarser(matrix: Matrix, cell: int) -> Matrix:
@@ -65,20 +92,21 @@ def coarser(matrix: Matrix, cell: int) -> Matrix:
 
 
 def _coarse_size(matrix: Matrix, cell: int) -> float:
-    return -(-matrix.shape[0] // cell) * -(-matrix.shape[1] // cell) * 4 * 4 / 3
+    return -(-matrix.shape[0] // cell) * -(-matrix.shape[1] // cell) * 2 * 4 / 3
 
 
-def _packed(one: Map, cell: int) -> dict[str, Any]:
-    matrix = coarser(one.matrix, cell) if cell > 1 else one.matrix
+def _packed(one: Map, finer: int) -> dict[str, Any]:
+    matrix = coarser(one.matrix, finer) if finer > 1 else one.matrix
     return {
         "label": one.label,
         "layer": one.layer,
         "head": one.head,
         "rows": matrix.shape[0],
         "columns": matrix.shape[1],
-        "values": base64.b64encode(matrix.astype("<f4").tobytes()).decode(),
-        "tokens": _tokens(one.text, one.matrix.shape[1]) if cell == 1 else None,
-        "text": " ".join(map(str, one.text)) if isinstance(one.text, list) else one.text,
+        "values": encode(matrix),
+        "block": one.block_size,
+        "entropy": one.entropy,
+        "gap": one.gap,
     }
 
 

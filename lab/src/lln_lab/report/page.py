@@ -50,6 +50,7 @@ def render(sections: Sequence[Section], notices: Sequence[str] = (), title: str 
         version=__version__,
         groups=groups,
         notices=notices,
+        overview=len(sections) != 1 or sections[0].headline is None,
         counts=_counts([verdict.outcome for section in sections for verdict in section.verdicts]),
         style=f":root {{ {as_css()} }}\n{_asset('report.css')}",
         scripts=scripts,
@@ -75,6 +76,8 @@ def _section(section: Section, number: int, drawings: list[dict[str, Any]]) -> d
         "counts": _counts([verdict.outcome for verdict in section.verdicts]),
         "blocks": [_block(block, drawings) for block in section.blocks],
         "notices": section.notices,
+        "headline": section.headline,
+        "limits": section.limits,
     }
 
 

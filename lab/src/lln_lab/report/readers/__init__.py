@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lln_lab.report.blocks import Section, Verdict
+from lln_lab.colours import OWN
+from lln_lab.report.blocks import Figure, Headline, Section, Verdict
 from lln_lab.report.collect import Result
 from lln_lab.report.numbers import text, words
 from lln_lab.report.pictures import embed
@@ -23,7 +24,14 @@ def read(result: Result) -> Section:
         section.verdicts = _verdicts(data.get("verdicts"))
     except UNREADABLE as reason:
         section.notices.append(f"verdicts could not be read ({_in_words(reason)})")
-    for part in reader.parts:
+    try:
+        section.headline, section.limits = (
+            _headline(data.get("headline")),
+            [text(one) for one in data.get("limits") or ()],
+        )
+    except UNREADABLE as reason:
+        section.notices.append(f"the headline could not be read ({_in_words(reason)})")
+    for part in reader.parts_of(data):
         try:
             section.blocks += part(data)
         except UNREADABLE as reason:
@@ -41,6 +49,16 @@ def _verdicts(entries: Any) -> list[Verdict]:
         Verdict(text(entry.get("claim")), text(entry.get("outcome")), text(entry.get("numbers", "")))
         for entry in entries or ()
     ]
+
+
+def _headline(entry: Any) -> Headline | None:
+    if not entry:
+        return None
+    figures = [
+        Figure(text(one["value"]), text(one["label"]), text(one.get("note", "")), OWN.get(str(one.get("attention"))))
+        for one in entry["figures"]
+    ]
+    return Headline([text(sentence) for sentence in entry["sentences"]], figures)
 
 
 def _in_words(reason: Exception) -> str:

@@ -82,6 +82,17 @@ def loss_to_softmax(runs: list["_Run"]) -> list[Line]:
     return lines
 
 
+def training_differences(data: dict[str, Any]) -> list[Block]:
+    """The loss minus softmax's: where curves lie on top of each other, this is what there is to see."""
+    lines = loss_to_softmax(list(_runs(data)))
+    if not lines:
+        return []
+    zero = sorted({step for line in lines for step in line.x if step is not None})
+    lines.append(Line({"attention": "softmax", "measure": lines[0].at["measure"]}, zero, [0.0] * len(zero)))
+    note = "Below zero is better than softmax. Same batches and masks at every step. Dashed: validation."
+    return [Plot("Loss minus softmax's while training", Axis("step"), Axis("nats"), "attention", lines, note=note)]
+
+
 def concentration(data: dict[str, Any]) -> list[Block]:
     """Temperature, entropy and spectral gap over time: the layers of one run, or all runs at one layer."""
     lines: list[Line] = []
@@ -135,7 +146,8 @@ def attention_maps(data: dict[str, Any]) -> list[Block]:
 
 
 PARTS = (tables, training_curves, concentration, timing, attention_maps, runs)
-READER = Reader(EXPERIMENTS, knows, title, PARTS)
+OPENING = (timing, training_differences, attention_maps, tables, training_curves, concentration, runs)
+READER = Reader(EXPERIMENTS, knows, title, PARTS, OPENING)
 
 
 def measure(key: str) -> str:

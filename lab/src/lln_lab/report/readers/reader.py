@@ -18,3 +18,7 @@ class Reader:
     knows: Callable[[dict[str, Any]], bool]
     title: Callable[[dict[str, Any]], str | None]
     parts: Sequence[Callable[[dict[str, Any]], list[Block]]]
+    opening: Sequence[Callable[[dict[str, Any]], list[Block]]] = ()  # the order of parts below a headline
+
+    def parts_of(self, data: dict[str, Any]) -> Sequence[Callable[[dict[str, Any]], list[Block]]]:
+        return self.opening if data.get("headline") and self.opening else self.parts

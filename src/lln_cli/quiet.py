@@ -1,0 +1,15 @@
+"""Other libraries' progress bars and remarks, silenced: a command has a line of progress of its own."""
+
+import os
+
+
+def quiet_libraries() -> None:
+    """Called before transformers is imported; it leaves alone what the user has set."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError:
+        return
+    disable_progress_bar()

@@ -10,10 +10,20 @@ SOURCES = Path(__file__).parents[1] / "src"
 
 # Each part, and what it must not import. `lln` stands for the package itself, which imports the layers.
 FURTHER_OUT = {
-    "lln.ops": ("lln", "lln.matching", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.ops": (
+        "lln",
+        "lln.matching",
+        "lln.attention",
+        "lln.layers",
+        "lln.zoo",
+        "lln.instruments",
+        "lln.conversion",
+        "lln.hf",
+    ),
     "lln.matching": ("lln", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.attention": ("lln", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.layers": ("lln", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.conversion": ("lln", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.zoo": ("lln", "lln.layers", "lln.instruments", "lln.hf"),
     "lln.instruments": ("lln", "lln.layers", "lln.zoo", "lln.hf"),
     "lln": ("lln_cli",),

@@ -10,11 +10,11 @@ try:
 except ImportError as missing:
     raise ImportError("lln.hf needs transformers: pip install 'lln-attention[hf]'") from missing
 
+from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.hf.attention.cache import LLNCache
 from lln.hf.conversion.convert import convert, unload
 from lln.hf.distillation.distil import distil
-from lln.hf.options import LayerShape, LLNOptions
-from lln.hf.parameters import LLNParameters
+from lln.hf.options import LLNOptions
 from lln.hf.registration import register
 
 register()

@@ -9,6 +9,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from lln.conversion.parameters import LayerShape
 from lln.matching import DEFAULT_TARGET, TARGETS
 
 VERSION = 2  # version 1 knew no far_weight: LLN had the weight `mix` in every row
@@ -18,18 +19,6 @@ ATTENTIONS = (
     "lln_diag",
     NEAR_FAR,
 )  # those that read these options and keep a state; the zoo's members do neither
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """What has to be known of one attention module to give it its parameters before its weights are loaded."""
-
-    heads: int
-    key_heads: int
-    head_dim: int
-    per_feature: bool = False  # alpha and beta have a number per head and feature, not just per head
-    maps: bool = False  # q and k go through a linear map per head first
-    near_far: bool = False  # four weights a head of near-far attention in place of the mixing of LLN+Diag
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from packaging.version import Version
 from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.generation.utils import GenerationMixin
 
+from lln.conversion.parameters import LLNParameters
 from lln.hf.attention.generation import choose_cache
 from lln.hf.attention.mask_patterns import DESCRIPTIONS
 from lln.hf.conversion.attach import attach_described, options_in
 from lln.hf.conversion.saved_attention import KEY, known_name, name_attention, tell_if_overruled
-from lln.hf.parameters import LLNParameters
 from lln.hf.suitability import (
     is_part_of_another,
     refuse_other_attention,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, BertForMaskedLM
 
+from lln.conversion.pooled_statistics import PooledStatistics
 from lln.hf import LayerShape, LLNOptions, LLNParameters, convert, unload
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.mix_fit import MixFit
-from lln.hf.conversion.pooled_statistics import PooledStatistics
 from lln.hf.conversion.watching import watching
 from lln.hf.modules import attention_modules
 from lln.ops.moments.statistics import statistics_of

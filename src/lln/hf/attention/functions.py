@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lln.attention import lln_attention, lln_diag_attention
+from lln.conversion.parameters import LLNParameters
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.hf.attention.call import Call, in_rows, read_call, refuse_growing_cache
 from lln.hf.attention.near_far import near_far_output, near_far_weights
@@ -21,7 +22,6 @@ from lln.hf.attention.scales import Scales, scales_for
 from lln.hf.attention.softmax import softmax_attention, softmax_matrix
 from lln.hf.attention.window import window_attention
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
-from lln.hf.parameters import LLNParameters
 from lln.near_far import NearFarState
 from lln.state import LLNState
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln.conversion.parameters import LLNParameters
 from lln.dense import near_far_matrix
 from lln.hf.attention.call import Call
 from lln.hf.attention.scales import Scales
 from lln.hf.options import LLNOptions
-from lln.hf.parameters import LLNParameters
 from lln.near_far import NearFarState, near_far_attention
 
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lln.conversion.parameters import LLNParameters
 from lln.hf.attention.call import Call
 from lln.hf.options import LLNOptions
-from lln.hf.parameters import LLNParameters
 from lln.matching import match_moments
 from lln.ops.lln.op import compute_dtype
 from lln.ops.moments.statistics import statistics_of

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.hf.modules import attention_modules
-from lln.hf.options import LayerShape, LLNOptions
-from lln.hf.parameters import LLNParameters
+from lln.hf.options import LLNOptions
 
 
 def attach(shapes: Mapping[nn.Module, LayerShape | None], mix: float) -> None:

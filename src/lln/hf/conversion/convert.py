@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
+from lln.conversion.parameters import LayerShape
 from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.near_far import fit_weights
 from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
 from lln.hf.modules import Model, attention_modules
-from lln.hf.options import ATTENTIONS, NEAR_FAR, LayerShape, LLNOptions, is_converted, options_of
+from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
 from lln.hf.registration import register
 from lln.hf.suitability import refuse_unsuitable
 

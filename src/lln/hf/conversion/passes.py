@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from lln.attention import block_diagonal_attention, lln_attention
+from lln.conversion.pooled_statistics import PooledStatistics
 from lln.hf.attention.call import Call, in_one_row, rows_that_count
 from lln.hf.attention.row_weights import row_weights
 from lln.hf.conversion.batches import run_through
 from lln.hf.conversion.mix_fit import FACTORS, MixFit
-from lln.hf.conversion.pooled_statistics import PooledStatistics
 from lln.hf.conversion.watching import watching
 from lln.hf.options import LLNOptions
 from lln.matching import match_statistics, shape_for_attention

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.hf.conversion.attach import describe
 from lln.hf.modules import attention_modules, named_attention_modules
-from lln.hf.options import LayerShape, options_of
-from lln.hf.parameters import LLNParameters
+from lln.hf.options import options_of
 
 KINDS = ("free", "folded", None)
 _PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"))

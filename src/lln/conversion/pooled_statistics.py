@@ -7,14 +7,33 @@ With weight w_s (the keys of sample s) the pooled variance is that within sample
 and the factor on alpha and beta beyond the table (`lln.matching.sample_factor`) is the mean of its logarithms.
 """
 
+from typing import Protocol, Self
+
 import torch
 from torch import Tensor
 
-from lln.hf.attention.call import Call
 from lln.matching import sample_factor
 from lln.ops.moments.statistics import Statistics, statistics_of
 
 _FACTOR = {False: "log_factor", True: "log_factor_centred"}
+
+
+class Call(Protocol):
+    """What is read of a call of attention."""
+
+    @property
+    def q(self) -> Tensor: ...  # (B, Hq, N, D)
+    @property
+    def k(self) -> Tensor: ...
+    @property
+    def key_mask(self) -> Tensor | None: ...
+    @property
+    def cu_seqlens(self) -> Tensor | None: ...
+    @property
+    def scale(self) -> float: ...
+    def as_one_row(self) -> Self:
+        """Packed sequences of a batch in one row."""
+        ...
 
 
 class PooledStatistics:

@@ -11,13 +11,25 @@ and on disk: rounded to bfloat16 they would be another model.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lln.hf.options import LayerShape
 from lln.near_far import NEUTRAL
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What has to be known of one attention module to give it its parameters before its weights are loaded."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    per_feature: bool = False  # alpha and beta have a number per head and feature, not just per head
+    maps: bool = False  # q and k go through a linear map per head first
+    near_far: bool = False  # four weights a head of near-far attention in place of the mixing of LLN+Diag
 
 
 class LLNParameters(nn.Module):

@@ -71,7 +71,7 @@ def build(target_directory: Path, sanitize: bool = False) -> Path:
         jobs = {
             f"kernel_{name}": ["kernel.cpp", f"-DLLN_ISA={name}", *extra] for name, extra in instruction_sets.items()
         }
-        jobs |= {name: [f"{name}.cpp"] for name in ("pool", "pages", "checks", "dispatch")}
+        jobs |= {name: [f"{name}.cpp"] for name in ("pool", "pages", "checks", "near_far_checks", "dispatch")}
         objects = [Path(scratch) / f"{name}.o" for name in jobs]
 
         def compile_one(job: tuple[Path, list[str]]) -> None:

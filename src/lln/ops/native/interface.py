@@ -62,6 +62,15 @@ class DiagCall(Call):
     ]
 
 
+class NearFarCall(Call):
+    _fields_ = [
+        *_integers("isa threads is_causal parameter_grads block_size neighbours first_tokens"),
+        ("scale", c_double),
+        *_views("q k v alpha beta bias key_mask cu_seqlens weights out"),
+        *_views("grad dq dk dv dalpha dbeta dbias dweights"),
+    ]
+
+
 class MomentsCall(Call):
     _fields_ = [*_integers("isa threads"), *_views("x key_mask cu_seqlens count total squares")]
 
@@ -85,6 +94,8 @@ CALLS: dict[str, type[Call]] = {
     "block_backward": BlockCall,
     "diag_forward": DiagCall,
     "diag_backward": DiagCall,
+    "near_far_forward": NearFarCall,
+    "near_far_backward": NearFarCall,
     "moments": MomentsCall,
     "match": MatchCall,
 }
@@ -93,6 +104,7 @@ SIZES = {
     "attention_call_bytes": ctypes.sizeof(AttentionCall),
     "block_call_bytes": ctypes.sizeof(BlockCall),
     "diag_call_bytes": ctypes.sizeof(DiagCall),
+    "near_far_call_bytes": ctypes.sizeof(NearFarCall),
     "moments_call_bytes": ctypes.sizeof(MomentsCall),
     "match_call_bytes": ctypes.sizeof(MatchCall),
 }

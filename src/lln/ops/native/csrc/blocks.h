@@ -61,8 +61,10 @@ INLINE vi lanes_from(int j) {
 }
 
 // Turns a row of q . k into exp(scale q . k - max) for the keys it sees, of the first `limit`, and zero for the rest up to the end
-// of their panel. Returns the sum. Scores not seen are replaced, not added to: they may be anything.
-static float exponentials(float* row, int limit, float scale, const BlockKeys& block) {
+// of their panel. Returns the sum, and the maximum where it is asked for. Scores not seen are replaced, not added to: they may be
+// anything.
+template <class Keys>
+static float exponentials(float* row, int limit, float scale, const Keys& block, float* largest = nullptr) {
     const int whole = block.has_masked ? 0 : limit / W * W, width = padded(limit);
     const vf nothing = splat(-__builtin_inff());
     vf highest = nothing;
@@ -82,6 +84,7 @@ static float exponentials(float* row, int limit, float scale, const BlockKeys& b
         return 0;
     }
     const float shift = max(highest);
+    if (largest != nullptr) *largest = shift;
     vf total = {};
     for (int j = 0; j < whole; j += W) {
         const vf weight = exp(load(row + j) * scale - shift);

@@ -11,3 +11,4 @@ const char* check(const MomentsCall& call, MomentsProblem& problem);
 const char* check(const MatchCall& call, MatchProblem& problem);
 const char* check(const BlockCall& call, Pass pass, BlockProblem& problem);
 const char* check(const DiagCall& call, Pass pass, DiagProblem& problem);
+const char* check(const NearFarCall& call, Pass pass, NearFarProblem& problem);

@@ -14,6 +14,8 @@
     void block_backward(const BlockProblem&);  \
     void diag_forward(const DiagProblem&);     \
     void diag_backward(const DiagProblem&);    \
+    void near_far_forward(const NearFarProblem&);   \
+    void near_far_backward(const NearFarProblem&);  \
     }
 DECLARE(portable)
 #if defined(LLN_X86)
@@ -36,12 +38,14 @@ struct Kernel {
     void (*block_backward)(const BlockProblem&);
     void (*diag_forward)(const DiagProblem&);
     void (*diag_backward)(const DiagProblem&);
+    void (*near_far_forward)(const NearFarProblem&);
+    void (*near_far_backward)(const NearFarProblem&);
 };
 
 #define KERNEL(isa, condition)                                                                                      \
     {                                                                                                               \
         #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::match, isa::block_forward, \
-            isa::block_backward, isa::diag_forward, isa::diag_backward                                              \
+            isa::block_backward, isa::diag_forward, isa::diag_backward, isa::near_far_forward, isa::near_far_backward \
     }
 
 const Kernel kernels[] = {
@@ -88,6 +92,7 @@ EXPORT int64_t lln_moments_call_bytes() { return sizeof(MomentsCall); }
 EXPORT int64_t lln_match_call_bytes() { return sizeof(MatchCall); }
 EXPORT int64_t lln_block_call_bytes() { return sizeof(BlockCall); }
 EXPORT int64_t lln_diag_call_bytes() { return sizeof(DiagCall); }
+EXPORT int64_t lln_near_far_call_bytes() { return sizeof(NearFarCall); }
 EXPORT const char* lln_forward(const AttentionCall* call) { return run(call, &Kernel::forward, FORWARD); }
 EXPORT const char* lln_backward(const AttentionCall* call) { return run(call, &Kernel::backward, BACKWARD); }
 EXPORT const char* lln_moments(const MomentsCall* call) { return run(call, &Kernel::moments); }
@@ -96,3 +101,5 @@ EXPORT const char* lln_block_forward(const BlockCall* call) { return run(call, &
 EXPORT const char* lln_block_backward(const BlockCall* call) { return run(call, &Kernel::block_backward, BACKWARD); }
 EXPORT const char* lln_diag_forward(const DiagCall* call) { return run(call, &Kernel::diag_forward, FORWARD); }
 EXPORT const char* lln_diag_backward(const DiagCall* call) { return run(call, &Kernel::diag_backward, BACKWARD); }
+EXPORT const char* lln_near_far_forward(const NearFarCall* call) { return run(call, &Kernel::near_far_forward, FORWARD); }
+EXPORT const char* lln_near_far_backward(const NearFarCall* call) { return run(call, &Kernel::near_far_backward, BACKWARD); }

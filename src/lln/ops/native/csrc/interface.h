@@ -60,6 +60,16 @@ struct DiagCall {
     View dweight;                      // backward, written: (B, Hq, N); may be absent
 };
 
+struct NearFarCall {
+    int64_t isa, threads, is_causal, parameter_grads, block_size, neighbours, first_tokens;
+    double scale;
+    View q, k, v, alpha, beta, bias, key_mask, cu_seqlens;  // as in AttentionCall, with Nq = Nk
+    View weights;                                           // (B, Hq, 4): near, LLN, mean, slope
+    View out;                                               // forward only
+    View grad, dq, dk, dv;                                  // backward only
+    View dalpha, dbeta, dbias, dweights;                    // backward with parameter_grads only; dweights is (S, Hq, 4)
+};
+
 struct MomentsCall {
     int64_t isa, threads;
     View x, key_mask, cu_seqlens;  // (B, H, N, D), (B, N), (S + 1)

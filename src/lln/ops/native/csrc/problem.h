@@ -78,3 +78,11 @@ struct DiagProblem {
     Problem far;
     BlockProblem near;
 };
+
+// Near exact, far by moments. Of what it has in common with LLN, the state is not used.
+struct NearFarProblem : Problem {
+    int64_t block_size, neighbours, first_tokens;
+    double scale;
+    const float* weights;  // (batch, query_heads, 4)
+    float* dweights;       // backward only, (sequences, query_heads, 4)
+};

@@ -15,7 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lln.ops.native.interface import CALLS, AttentionCall, BlockCall, Call, DiagCall, MatchCall, MomentsCall, View
+from lln.ops.native.interface import (
+    CALLS,
+    AttentionCall,
+    BlockCall,
+    Call,
+    DiagCall,
+    MatchCall,
+    MomentsCall,
+    NearFarCall,
+    View,
+)
 from lln.ops.native.library import library
 
 FLOAT32, FLOAT16, BFLOAT16, FLOAT64, INT64, BOOL = range(1, 7)
@@ -90,6 +100,7 @@ class Drawing:
             MatchCall: self._match,
             BlockCall: self._block,
             DiagCall: self._diag,
+            NearFarCall: self._near_far,
         }
         kind[CALLS[function]](drawn)
         return drawn
@@ -187,6 +198,25 @@ class Drawing:
         if self.rng.random() < 0.5:
             self.strided(drawn, "lln_out", self.dtype, of_out)
             self.dense(drawn, "dweight", FLOAT32, of_out[:3], written=True)
+
+    def _near_far(self, drawn: Drawn) -> None:
+        heads, call = self.key_heads * self.groups, drawn.call
+        call.is_causal, call.parameter_grads = self.rng.random() < 0.5, self.rng.random() < 0.5
+        call.block_size, call.scale = self.rng.choice((1, 3, 16, 64, 200)), 0.3
+        call.neighbours, call.first_tokens = self.rng.choice((0, 0, 1, 2)), self.rng.choice((0, 0, 1, 4, 30))
+        self._qkv(drawn, same_rows=True)
+        of_queries, of_keys = (self.sequences, heads, self.dim), (self.sequences, self.key_heads, self.dim)
+        parameters = {"alpha": of_queries, "beta": of_keys, "bias": of_queries}
+        for name, shape in parameters.items():
+            self.dense(drawn, name, FLOAT32, shape)
+        self.dense(drawn, "weights", FLOAT32, (self.batch, heads, 4))
+        if drawn.function == "near_far_forward":
+            self.result(drawn, "out", (self.batch, heads, self.rows, self.value_dim))
+            return
+        self._gradients(drawn, self.rows)
+        if call.parameter_grads:
+            for name, shape in {**parameters, "weights": (self.sequences, heads, 4)}.items():
+                self.dense(drawn, f"d{name}", FLOAT32, shape, written=True)
 
     def _weight(self, drawn: Drawn, queries: int) -> None:
         rows = self.rng.choice((1, queries))
@@ -376,8 +406,10 @@ def wrong_boundaries(rng: random.Random, memory: Memory, drawn: Drawn, call: Cal
 
 def wrong_number(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
     choices: dict[str, tuple[Any, ...]] = {"isa": (-1, 3, 2**40, -(2**63)), "threads": (0, -1, 1025, 2**62, -(2**63))}
-    if isinstance(call, BlockCall | DiagCall):
+    if isinstance(call, BlockCall | DiagCall | NearFarCall):
         choices["block_size"] = (0, -1, -(2**63))
+    if isinstance(call, NearFarCall):
+        choices["neighbours"] = choices["first_tokens"] = (-1, -(2**63))
     if isinstance(call, MatchCall):
         for name in ("step_log2_t", "step_log2_length"):
             choices[name] = (0.0, -1.0, float("nan"), float("inf"))
@@ -391,8 +423,9 @@ def another_kind(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -
     """What the call is asked to do, rather than on what."""
     known = ("is_causal", "parameter_grads", "one_block", "center_keys")
     flags = [name for name in known if hasattr(call, name)]
-    if isinstance(call, BlockCall | DiagCall) and rng.random() < 0.5:
-        call.block_size = rng.choice((1, 2, 2**31, 2**62, 2**63 - 1))
+    if isinstance(call, BlockCall | DiagCall | NearFarCall) and rng.random() < 0.5:
+        sizes = [name for name in ("block_size", "neighbours", "first_tokens") if hasattr(call, name)]
+        setattr(call, rng.choice(sizes), rng.choice((1, 2, 2**31, 2**62, 2**63 - 1)))
     elif flags:
         setattr(call, rng.choice(flags), rng.choice((0, 1, -1, 2**40)))
     return False

@@ -71,6 +71,15 @@ class NearFarCall(Call):
     ]
 
 
+class NearFarStepCall(Call):
+    _fields_ = [
+        *_integers("isa threads"),
+        ("scale", c_double),
+        *_views("q k v key_mask first_k first_v first_mask alpha beta bias weights"),
+        *_views("total key_mean key_spread value_mean product maximum summed normaliser out"),
+    ]
+
+
 class MomentsCall(Call):
     _fields_ = [*_integers("isa threads"), *_views("x key_mask cu_seqlens count total squares")]
 
@@ -96,6 +105,7 @@ CALLS: dict[str, type[Call]] = {
     "diag_backward": DiagCall,
     "near_far_forward": NearFarCall,
     "near_far_backward": NearFarCall,
+    "near_far_step": NearFarStepCall,
     "moments": MomentsCall,
     "match": MatchCall,
 }
@@ -105,6 +115,7 @@ SIZES = {
     "block_call_bytes": ctypes.sizeof(BlockCall),
     "diag_call_bytes": ctypes.sizeof(DiagCall),
     "near_far_call_bytes": ctypes.sizeof(NearFarCall),
+    "near_far_step_call_bytes": ctypes.sizeof(NearFarStepCall),
     "moments_call_bytes": ctypes.sizeof(MomentsCall),
     "match_call_bytes": ctypes.sizeof(MatchCall),
 }

@@ -13,7 +13,7 @@ from lln.ops.near_far.layout import FirstTokens, Layout
 from lln.ops.near_far.moments import Moments, merged
 from lln.ops.near_far.op import Operands
 from lln.ops.near_far.plain import run
-from lln.ops.near_far.rows import Scales, mixed, softmax
+from lln.ops.near_far.step import StepOperands, near_far_step, row
 from lln.ops.slots import Slots
 
 
@@ -89,7 +89,7 @@ def _one_token(
     slots = Slots(slot, window)
     keys, values = slots.scatter(x.k, past.keys), slots.scatter(x.v, past.values)
     seen = slots.scatter_mask(counts, past.counts)
-    out = _one_row(x, past.moments, keys, values, seen, first, newest)
+    out = _one_row(x, past, keys, values, seen, first, newest)
     out = torch.where((position < 0)[:, None, :, None], 0.0, out).to(x.q.dtype)
     full = taken // size > newest  # (B,): the next token opens a block, and the oldest one of the window becomes far
     moments = past.moments
@@ -102,23 +102,15 @@ def _one_token(
     return out, Past(moments, keys, values, seen, first, taken)
 
 
-def _one_row(
-    x: Operands, far: Moments, k: Tensor, v: Tensor, seen: Tensor, first: FirstTokens, newest: Tensor
-) -> Tensor:
+def _one_row(x: Operands, past: Past, k: Tensor, v: Tensor, seen: Tensor, first: FirstTokens, newest: Tensor) -> Tensor:
     """(B, Hq, 1, Dv) of the newest token, whose key is in the window."""
-    dtype = x.beta.dtype
-    q = x.by_key_head(x.q).to(dtype)[:, :, :, None]  # (B, Hk, groups, 1, 1, D)
-    if x.first_tokens:
-        block = torch.arange(x.first_tokens, device=k.device) // x.block_size
-        outside = first.counts & (newest[:, None] - block > x.neighbours)
-        k, v = torch.cat([k, first.keys], dim=2), torch.cat([v, first.values], dim=2)
-        seen = torch.cat([seen, outside], dim=1)
-    k, v = (torch.where(seen[:, None, :, None], t, 0.0).to(dtype)[:, :, None] for t in (k, v))
-    near = softmax(q, k, v, seen[:, None, None], x.scale)
-    alpha, weights = x.by_key_head(x.alpha)[:, :, :, None], x.by_key_head(x.weights)
-    bias = None if x.bias is None else x.by_key_head(x.bias)[:, :, :, None]
-    of_block = Moments(*(t[:, :, None] for t in far.to(dtype)))
-    return mixed(q, near, of_block, Scales(alpha, bias, weights), x.scale)[..., 0, :].flatten(1, 2)
+    block = torch.arange(x.first_tokens, device=k.device) // x.block_size
+    outside = first.counts & (newest[:, None] - block > x.neighbours)
+    step = StepOperands(
+        x.q, k, v, seen, first.keys, first.values, outside, x.alpha, x.beta, x.bias, x.weights, *past.moments, x.scale
+    )
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in step if isinstance(t, Tensor))
+    return (row(step) if wanted else near_far_step(step)).out
 
 
 def _oldest(x: Operands, keys: Tensor, values: Tensor, seen: Tensor, newest: Tensor) -> Moments:

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from lln.ops.backends import Backend
 from lln.ops.native.call import available, boundaries, dense, empty_result, run, supports
+from lln.ops.near_far.moments import Moments
 from lln.ops.near_far.op import WEIGHTS, Operands, Results, near_far
+from lln.ops.near_far.step import StepOperands, near_far_step
 
 PARAMETERS = ("alpha", "beta", "bias", "weights")
 
@@ -32,6 +34,16 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
     return found
 
 
+def step(x: StepOperands) -> Results:
+    out = empty_result(x.q, x.v.shape[-1])
+    fields = x._asdict()
+    for name in (*PARAMETERS, *Moments._fields):
+        fields[name] = dense(fields[name])
+    fields["total"] = x.total.reshape(-1)
+    run("near_far_step", **fields, out=out)
+    return Results(out)
+
+
 def _fields(x: Operands) -> dict[str, Any]:
     """The operands as the kernel takes them."""
     fields = x._asdict()
@@ -43,8 +55,9 @@ def _fields(x: Operands) -> dict[str, Any]:
     return fields | {"cu_seqlens": boundaries(x.cu_seqlens)}
 
 
-def _refuses(x: Operands) -> str | None:
+def _refuses(x: Operands | StepOperands) -> str | None:
     return supports(x.q, x.k, x.v)
 
 
 NATIVE = near_far.backends.register(Backend("native", forward, backward, _refuses, available, expected_on="cpu"))
+near_far_step.backends.register(Backend("native", step, None, _refuses, available, expected_on="cpu"))

@@ -16,10 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lln.ops.backends import Backend
 from lln.ops.lln.chunked.tiles import laid_out, wide
+from lln.ops.near_far import step
 from lln.ops.near_far.layout import Layout
 from lln.ops.near_far.moments import Moments, merged, stacked
 from lln.ops.near_far.op import Operands, Results, near_far
 from lln.ops.near_far.rows import Near, Scales, mixed, softmax
+from lln.ops.near_far.step import near_far_step
 
 ROWS_AT_ONCE = 512
 
@@ -247,4 +249,5 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
     }
 
 
+near_far_step.backends.register(step.PLAIN)
 PLAIN = near_far.backends.register(Backend("chunked", forward, backward, transparent=True, by_autograd=True))

@@ -12,3 +12,4 @@ const char* check(const MatchCall& call, MatchProblem& problem);
 const char* check(const BlockCall& call, Pass pass, BlockProblem& problem);
 const char* check(const DiagCall& call, Pass pass, DiagProblem& problem);
 const char* check(const NearFarCall& call, Pass pass, NearFarProblem& problem);
+const char* check(const NearFarStepCall& call, NearFarStepProblem& problem);

@@ -16,6 +16,7 @@
     void diag_backward(const DiagProblem&);    \
     void near_far_forward(const NearFarProblem&);   \
     void near_far_backward(const NearFarProblem&);  \
+    void near_far_step(const NearFarStepProblem&);  \
     }
 DECLARE(portable)
 #if defined(LLN_X86)
@@ -40,12 +41,14 @@ struct Kernel {
     void (*diag_backward)(const DiagProblem&);
     void (*near_far_forward)(const NearFarProblem&);
     void (*near_far_backward)(const NearFarProblem&);
+    void (*near_far_step)(const NearFarStepProblem&);
 };
 
 #define KERNEL(isa, condition)                                                                                      \
     {                                                                                                               \
         #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::match, isa::block_forward, \
-            isa::block_backward, isa::diag_forward, isa::diag_backward, isa::near_far_forward, isa::near_far_backward \
+            isa::block_backward, isa::diag_forward, isa::diag_backward, isa::near_far_forward, isa::near_far_backward, \
+            isa::near_far_step                                                                                      \
     }
 
 const Kernel kernels[] = {
@@ -93,6 +96,7 @@ EXPORT int64_t lln_match_call_bytes() { return sizeof(MatchCall); }
 EXPORT int64_t lln_block_call_bytes() { return sizeof(BlockCall); }
 EXPORT int64_t lln_diag_call_bytes() { return sizeof(DiagCall); }
 EXPORT int64_t lln_near_far_call_bytes() { return sizeof(NearFarCall); }
+EXPORT int64_t lln_near_far_step_call_bytes() { return sizeof(NearFarStepCall); }
 EXPORT const char* lln_forward(const AttentionCall* call) { return run(call, &Kernel::forward, FORWARD); }
 EXPORT const char* lln_backward(const AttentionCall* call) { return run(call, &Kernel::backward, BACKWARD); }
 EXPORT const char* lln_moments(const MomentsCall* call) { return run(call, &Kernel::moments); }
@@ -103,3 +107,4 @@ EXPORT const char* lln_diag_forward(const DiagCall* call) { return run(call, &Ke
 EXPORT const char* lln_diag_backward(const DiagCall* call) { return run(call, &Kernel::diag_backward, BACKWARD); }
 EXPORT const char* lln_near_far_forward(const NearFarCall* call) { return run(call, &Kernel::near_far_forward, FORWARD); }
 EXPORT const char* lln_near_far_backward(const NearFarCall* call) { return run(call, &Kernel::near_far_backward, BACKWARD); }
+EXPORT const char* lln_near_far_step(const NearFarStepCall* call) { return run(call, &Kernel::near_far_step); }

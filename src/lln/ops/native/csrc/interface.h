@@ -70,6 +70,18 @@ struct NearFarCall {
     View dalpha, dbeta, dbias, dweights;                    // backward with parameter_grads only; dweights is (S, Hq, 4)
 };
 
+// One token of it, going on from a state: k and v are the window, (B, Hk, window, D) and (B, Hk, window, Dv), of which key_mask
+// says what counts; first_k, first_v (B, Hk, first, .) and first_mask (B, first) are first tokens that have left the window.
+struct NearFarStepCall {
+    int64_t isa, threads;
+    double scale;
+    View q, k, v, key_mask, first_k, first_v, first_mask;
+    View alpha, beta, bias, weights;
+    View total, key_mean, key_spread, value_mean, product;  // (B), (B, Hk, D) twice, (B, Hk, Dv), (B, Hk, D, Dv), in float64
+    View maximum, summed, normaliser;                       // (B, Hk, D) in float32, (B, Hk, D, Dv), (B, Hk, D) in float64
+    View out;
+};
+
 struct MomentsCall {
     int64_t isa, threads;
     View x, key_mask, cu_seqlens;  // (B, H, N, D), (B, N), (S + 1)

@@ -1,6 +1,7 @@
 // Compiled once for each instruction set, into a namespace of its own so that no function of one is taken for another's.
 #include "diag.h"
 #include "near_far_backward.h"
+#include "near_far_step.h"
 #include "sample_matching.h"
 
 namespace LLN_ISA {
@@ -15,6 +16,7 @@ void diag_forward(const DiagProblem& p);
 void diag_backward(const DiagProblem& p);
 void near_far_forward(const NearFarProblem& p);
 void near_far_backward(const NearFarProblem& p);
+void near_far_step(const NearFarStepProblem& p);
 
 void forward(const Problem& p) { for_each_head(p, p.is_causal ? causal_forward : bidirectional_forward); }
 void backward(const Problem& p) { for_each_head(p, p.is_causal ? causal_backward : bidirectional_backward); }
@@ -26,5 +28,6 @@ void diag_forward(const DiagProblem& p) { all_diag_forward(p); }
 void diag_backward(const DiagProblem& p) { all_diag_backward(p); }
 void near_far_forward(const NearFarProblem& p) { all_near_far_forward(p); }
 void near_far_backward(const NearFarProblem& p) { all_near_far_backward(p); }
+void near_far_step(const NearFarStepProblem& p) { all_near_far_steps(p); }
 
 }  // namespace LLN_ISA

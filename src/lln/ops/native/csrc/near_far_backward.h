@@ -28,7 +28,7 @@ struct BackwardPass {
     const Shape& s;
     const int64_t gap;
     const Centre centre;
-    NearKeys near;
+    NearKeysOfBlock near;
     RowGradients rows;
     FarKeys far_keys;
     KeyGradients keys;

@@ -81,7 +81,7 @@ static void for_each_block_with_far(const NearFarHead& head, Use use) {
 static void all_near_far_forward(const NearFarProblem& problem) {
     for_each_near_far_head(problem, [&](const NearFarHead& head) {
         const Shape& s = head.shape;
-        NearKeys near(head);
+        NearKeysOfBlock near(head);
         RowTile tile(head, near);
         Buffer result(ROW_TILE * s.le);
         fill_row(result, s.e, 0);

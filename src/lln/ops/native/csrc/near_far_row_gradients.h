@@ -23,7 +23,7 @@ struct QueryParameters {
 
 class RowGradients {
    public:
-    RowGradients(const NearFarHead& h, const NearKeys& near, const Centre& centre)
+    RowGradients(const NearFarHead& h, const NearKeysOfBlock& near, const Centre& centre)
         : head_(h), s_(h.shape), near_(near), centre_(centre), tile_(h, near), values_t_(int64_t(s_.e) * near.pitch_of),
           s_t_(int64_t(s_.e) * s_.ld), p_t_(int64_t(s_.e) * s_.ld), grads_(ROW_TILE * s_.le),
           dscores_(int64_t(ROW_TILE) * near.pitch_of), u_(ROW_TILE * s_.ld), y_(ROW_TILE * s_.ld), dq_(ROW_TILE * s_.ld),
@@ -205,7 +205,7 @@ class RowGradients {
 
     const NearFarHead& head_;
     const Shape& s_;
-    const NearKeys& near_;
+    const NearKeysOfBlock& near_;
     const Centre& centre_;
     RowTile tile_;
     Buffer values_t_, s_t_, p_t_, grads_, dscores_, u_, y_, dq_, dspread_, parameters_;

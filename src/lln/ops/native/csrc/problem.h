@@ -86,3 +86,13 @@ struct NearFarProblem : Problem {
     const float* weights;  // (batch, query_heads, 4)
     float* dweights;       // backward only, (sequences, query_heads, 4)
 };
+
+// One token, going on from a state: k and v are the window, key_mask says which of its slots hold a key, and the first tokens that
+// are near without being in it lie apart.
+struct NearFarStepProblem : NearFarProblem {
+    Tensor first_k, first_v;       // (batch, key_heads, first_tokens, features)
+    const uint8_t* first_counts;   // (batch, first_tokens), or null: all of them
+    int64_t first_batch_stride, first_row_stride;
+    const double* total;           // (batch), of the far keys, as all that follows
+    const double *key_mean, *key_spread, *value_mean, *product, *exact_summed, *exact_normaliser;
+};

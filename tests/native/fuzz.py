@@ -24,6 +24,7 @@ from lln.ops.native.interface import (
     MatchCall,
     MomentsCall,
     NearFarCall,
+    NearFarStepCall,
     View,
 )
 from lln.ops.native.library import library
@@ -101,6 +102,7 @@ class Drawing:
             BlockCall: self._block,
             DiagCall: self._diag,
             NearFarCall: self._near_far,
+            NearFarStepCall: self._near_far_step,
         }
         kind[CALLS[function]](drawn)
         return drawn
@@ -217,6 +219,28 @@ class Drawing:
         if call.parameter_grads:
             for name, shape in {**parameters, "weights": (self.sequences, heads, 4)}.items():
                 self.dense(drawn, f"d{name}", FLOAT32, shape, written=True)
+
+    def _near_far_step(self, drawn: Drawn) -> None:
+        batch, heads, keys, first = self.batch, self.key_heads * self.groups, self.key_heads, self.rng.choice((1, 4))
+        drawn.call.scale = 0.3
+        self.strided(drawn, "q", self.dtype, (batch, heads, 1, self.dim))
+        for prefix, rows in (("", self.rows), ("first_", first)):
+            self.strided(drawn, f"{prefix}k", self.dtype, (batch, keys, rows, self.dim))
+            self.strided(drawn, f"{prefix}v", self.dtype, (batch, keys, rows, self.value_dim))
+            self.strided(drawn, "key_mask" if not prefix else "first_mask", BOOL, (batch, rows))
+        of_keys = (batch, keys, self.dim)
+        for name in ("alpha", "bias"):
+            self.dense(drawn, name, FLOAT32, (batch, heads, self.dim))
+        self.dense(drawn, "weights", FLOAT32, (batch, heads, 4))
+        self.dense(drawn, "total", FLOAT64, (batch,))
+        self.dense(drawn, "value_mean", FLOAT64, (batch, keys, self.value_dim))
+        for name in ("beta", "maximum"):
+            self.dense(drawn, name, FLOAT32, of_keys)
+        for name in ("key_mean", "key_spread", "normaliser"):
+            self.dense(drawn, name, FLOAT64, of_keys)
+        for name in ("product", "summed"):
+            self.dense(drawn, name, FLOAT64, (*of_keys, self.value_dim))
+        self.result(drawn, "out", (batch, heads, 1, self.value_dim))
 
     def _weight(self, drawn: Drawn, queries: int) -> None:
         rows = self.rng.choice((1, queries))
@@ -336,7 +360,7 @@ def missing(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> boo
     setattr(call, name, View())
     if name == "lln_out" and drawn.function == "diag_forward":
         return False
-    return name not in ("key_mask", "query_mask", "cu_seqlens", "bias", "dweight")
+    return name not in ("key_mask", "first_mask", "query_mask", "cu_seqlens", "bias", "dweight")
 
 
 def larger(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
@@ -392,8 +416,7 @@ def not_aligned(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) ->
 
 
 def wrong_boundaries(rng: random.Random, memory: Memory, drawn: Drawn, call: Call) -> bool:
-    view = call.cu_seqlens
-    if "cu_seqlens" not in drawn.views or view.bytes < 8:
+    if "cu_seqlens" not in drawn.views or (view := call.cu_seqlens).bytes < 8:
         return False
     edges = list(struct.unpack(f"={view.bytes // 8}q", rng.randbytes(view.bytes // 8 * 8)))
     if rng.random() < 0.8:  # sorted, and one of them elsewhere

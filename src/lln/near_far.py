@@ -100,7 +100,8 @@ def near_far_attention(
         block_size, neighbours, first_tokens: what is near.
         scale: of the softmax, D**-0.5 by default.
         key_mask, is_causal, cu_seqlens: as in `lln_attention`.
-        state, return_state: the past of causal attention, as in `lln_attention`; plain torch whatever the backend.
+        state, return_state: the past of causal attention, as in `lln_attention`; they take backend='auto': pieces are
+            computed by plain torch, a single token without gradients by the fastest.
         backend: 'auto' picks the fastest that takes these tensors.
 
     Returns:
@@ -160,7 +161,7 @@ def _check_state_use(is_causal: bool, cu_seqlens: Tensor | None, backend: str) -
         )
     if backend != AUTO:
         raise ValueError(
-            f"state and return_state are computed by plain torch: backend must be {AUTO!r}, got {backend!r}"
+            f"state and return_state choose the backend by themselves: it must be {AUTO!r}, got {backend!r}"
         )
 
 

@@ -18,6 +18,7 @@ from lln.ops.checks import check_block_size, check_boundaries, check_masks, chec
 from lln.ops.diag.both import mixed
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
 from lln.ops.operation import under_autocast
+from lln.ops.stretches import own_boundaries
 from lln.state import LLNState
 
 Scale = Tensor | float
@@ -96,6 +97,7 @@ def lln_attention(
     """
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
+    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     k, v, key_mask = _a_key_at_least(k, v, key_mask, is_causal, state)
     check_qkv(q, k, v)
     _check_masks(q, k, key_mask, is_causal, cu_seqlens)
@@ -133,6 +135,7 @@ def block_diagonal_attention(
     """
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
+    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     x = block_ops.Operands(q, k, v, key_mask, _edges(cu_seqlens, q), block_size, scale, is_causal)
@@ -218,6 +221,7 @@ def lln_diag_attention(
     """
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
+    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     _check_state_use(cu_seqlens, state, return_state)
     if (state is not None or return_state) and not is_causal:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -44,11 +45,15 @@ def check_case(subject: Subject, case: Case) -> None:
 
 
 def check_inputs(subject: Subject, inputs: Inputs) -> None:
+    check_inputs_by(lambda x: run(subject, x), inputs)
+
+
+def check_inputs_by(actual: Callable[[Inputs], Tensor], inputs: Inputs) -> None:
     results = {
         "true": truth,
         "plain": plain,
         "plain, fused": lambda x: plain(x, fused=True),
-        "actual": lambda x: run(subject, x),
+        "actual": actual,
     }
     plainly = ("plain", "plain, fused")
     outputs, gradients = {}, {}
@@ -72,10 +77,10 @@ def check_inputs(subject: Subject, inputs: Inputs) -> None:
         OUTPUT_FACTOR, sizes["output"], unit, rounding, "output",
     )  # fmt: skip
     for i, what in enumerate(("q", "k", "v", "alpha", "beta", "bias")[: len(inputs.differentiable)]):
-        actual, true = gradients["actual"][i], gradients["true"][i]
-        assert torch.isfinite(actual).all(), f"gradient of {what} is not finite"
+        found, true = gradients["actual"][i], gradients["true"][i]
+        assert torch.isfinite(found).all(), f"gradient of {what} is not finite"
         assert_as_good(
-            actual, [gradients[x][i] for x in plainly], true,
+            found, [gradients[x][i] for x in plainly], true,
             GRADIENT_FACTOR, sizes[what], unit, rounding, f"gradient of {what}",
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,7 +75,11 @@ def widened(x: Any) -> Any:
 
 
 def check(subject: Subject, x: Any) -> None:
-    operation = OPERATIONS[subject.operation]
+    check_by(subject.operation, lambda y: compute(subject, y).out, x)
+
+
+def check_by(name_of_operation: str, compute_actual: Callable[[Any], Tensor], x: Any) -> None:
+    operation = OPERATIONS[name_of_operation]
     names = [n for n in operation.differentiable if getattr(x, n) is not None]
     upstream = torch.randn(*x.q.shape[:3], x.v.shape[3], dtype=torch.float64)
 
@@ -86,7 +91,7 @@ def check(subject: Subject, x: Any) -> None:
             *torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), allow_unused=True),
         ]
 
-    actual = results(lambda y: compute(subject, y).out, x)
+    actual = results(compute_actual, x)
     true = results(lambda y: operation(y, "oracle").out, widened(x))
     measure = results(plainly, x)
     unit = torch.finfo(x.q.dtype).eps

@@ -36,7 +36,11 @@ def gather(x: Tensor, dim: int, group: GroupLike | None = None) -> Tensor:
 
     Gradients flow: that of a stretch is the sum of what all processes have for it.
     """
-    processes = _processes(group, "gather")
+    return gather_over(_processes(group, "gather"), x, dim)
+
+
+def gather_over(processes: Processes, x: Tensor, dim: int) -> Tensor:
+    """`gather`, for those who know the processes."""
     lengths = processes.gather(torch.tensor([x.shape[dim]], device=x.device)).flatten().tolist()
     joined: Tensor = _Gather.apply(x, dim, processes, lengths)
     return joined

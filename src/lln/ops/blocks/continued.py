@@ -10,6 +10,7 @@ from lln.ops.blocks.op import OpenOperands, Operands, blocks, open_block
 from lln.ops.blocks.open_block import OpenBlock
 from lln.ops.masks import first_key
 from lln.ops.slots import Slots
+from lln.ops.stretches import form_of
 
 
 def continue_blocks(
@@ -24,10 +25,16 @@ def continue_blocks(
     backend: str,
 ) -> tuple[Tensor, OpenBlock]:
     """The output of the piece, and the block that is open after it."""
+    over_processes = form_of("open blocks")
+    if over_processes is not None:
+        pair: tuple[Tensor, OpenBlock] = over_processes(
+            q, k, v, block, block_size=block_size, scale=scale, key_mask=key_mask, backend=backend
+        )
+        return pair
     batch, length = k.shape[0], k.shape[2]
     counts = torch.ones(batch, length, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     if block is None:
-        block = _empty_block(k, v, block_size)
+        block = empty_block(k, v, block_size)
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, block.keys, block.values))
     if length == 1 and not needs_gradient:
         return _continue_with_one_token(q, k, v, block, scale, counts, backend)
@@ -36,7 +43,7 @@ def continue_blocks(
     slots = Slots.of(torch.arange(length, device=k.device) + shift[:, None], length + block_size - 1, block_size)
     keys, values = slots.scatter(k, block.keys), slots.scatter(v, block.values)
     slot_counts = slots.scatter_mask(counts, block.counts)
-    out = _blocks_as_samples(slots.scatter(q), keys, values, slot_counts, block_size, scale, backend)
+    out = blocks_as_samples(slots.scatter(q), keys, values, slot_counts, block_size, scale, True, backend)
 
     taken = torch.where(block.started, block.filled + length, length - first)  # slots in use, (B,)
     newest = taken // block_size * block_size  # where the open block starts, (B,)
@@ -68,22 +75,26 @@ def _continue_with_one_token(
     return out, OpenBlock(keys, values, seen & is_open[:, None], taken * is_open, started)
 
 
-def _blocks_as_samples(
-    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float, backend: str
+def blocks_as_samples(
+    q: Tensor, k: Tensor, v: Tensor, counts: Tensor, block_size: int, scale: float, is_causal: bool, backend: str
 ) -> Tensor:
-    """Causal attention in blocks that start at multiples of the block size, whichever of their keys counts first.
+    """Attention in blocks that start at multiples of the block size, whichever of their keys counts first.
 
-    Each is a sample of its own. Counted from its first key that counts it is still one block, and rows before that key see
-    none.
+    Each is a sample of its own. Counted from its first key that counts it is still one block: when causal, rows before that key
+    see none anyway; otherwise the keys that count are put first, and their order means nothing.
     """
     batch, count = q.shape[0], q.shape[2] // block_size
     q, k, v = (x.unflatten(2, (count, block_size)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     counts = counts.unflatten(1, (count, block_size)).flatten(0, 1)
-    out = blocks(Operands(q, k, v, counts, None, block_size, scale, True), backend).out  # (B * blocks, Hq, block, Dv)
+    if not is_causal:
+        order = torch.argsort(~counts, dim=1, stable=True)
+        k, v, counts = _gather_rows(k, order), _gather_rows(v, order), counts.gather(1, order)
+    out = blocks(Operands(q, k, v, counts, None, block_size, scale, is_causal), backend).out  # (B * blocks, Hq, block, Dv)
     return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)
 
 
-def _empty_block(k: Tensor, v: Tensor, block_size: int) -> OpenBlock:
+def empty_block(k: Tensor, v: Tensor, block_size: int) -> OpenBlock:
+    """What is open before the first token."""
     batch, heads = k.shape[:2]
     return OpenBlock(
         k.new_zeros(batch, heads, block_size, k.shape[3]),

@@ -12,6 +12,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 FURTHER_OUT = {
     "lln.ops": (
         "lln",
+        "lln.parallel",
         "lln.matching",
         "lln.attention",
         "lln.layers",
@@ -20,12 +21,13 @@ FURTHER_OUT = {
         "lln.conversion",
         "lln.hf",
     ),
-    "lln.matching": ("lln", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
-    "lln.attention": ("lln", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
-    "lln.layers": ("lln", "lln.zoo", "lln.instruments", "lln.hf"),
-    "lln.conversion": ("lln", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
-    "lln.zoo": ("lln", "lln.layers", "lln.instruments", "lln.hf"),
-    "lln.instruments": ("lln", "lln.layers", "lln.zoo", "lln.hf"),
+    "lln.parallel": ("lln", "lln.matching", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.matching": ("lln", "lln.parallel", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.attention": ("lln", "lln.parallel", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.layers": ("lln", "lln.parallel", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.conversion": ("lln", "lln.parallel", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.zoo": ("lln", "lln.parallel", "lln.layers", "lln.instruments", "lln.hf"),
+    "lln.instruments": ("lln", "lln.parallel", "lln.layers", "lln.zoo", "lln.hf"),
     "lln": ("lln_cli",),
     "lln_cli": ("lln_lab",),
 }

@@ -18,7 +18,7 @@ from lln.ops.checks import check_block_size, check_boundaries, check_masks, chec
 from lln.ops.diag.both import mixed
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
 from lln.ops.operation import under_autocast
-from lln.ops.stretches import own_boundaries
+from lln.ops.stretches import over_group, own_boundaries
 from lln.state import LLNState
 
 Scale = Tensor | float
@@ -39,6 +39,7 @@ def lln_attention(
     state: LLNState | None = None,
     return_state: Literal[False] = False,
     backend: str = AUTO,
+    group: Any = None,
 ) -> Tensor: ...
 @overload
 def lln_attention(
@@ -55,6 +56,7 @@ def lln_attention(
     state: LLNState | None = None,
     return_state: Literal[True],
     backend: str = AUTO,
+    group: Any = None,
 ) -> tuple[Tensor, LLNState]: ...
 def lln_attention(
     q: Tensor,
@@ -70,6 +72,7 @@ def lln_attention(
     state: LLNState | None = None,
     return_state: bool = False,
     backend: str = AUTO,
+    group: Any = None,
     **refused: Any,
 ) -> Tensor | tuple[Tensor, LLNState]:
     """Linear log-normal attention (eq. 8) in time and memory linear in the length:
@@ -91,13 +94,18 @@ def lln_attention(
             beside those given here, of which there may be none (Nk = 0). Gradients flow into it.
         return_state: return (output, LLNState) instead of the output: the sums over all keys, those of `state` included.
         backend: 'auto' picks the fastest that takes these tensors; `lln info` lists the others.
+        group: a process group, or a dimension of a device mesh, that holds the sequence: q, k, v and key_mask are this
+            process's stretch of it (`lln.parallel`).
 
     Returns:
         (B, Hq, Nq, Dv) in the dtype of q, laid out as q is; zeros for rows without any key. With return_state, a pair.
     """
+    if group is not None:
+        return over_group(lln_attention, locals())
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
-    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
+    if cu_seqlens is not None:
+        cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     k, v, key_mask = _a_key_at_least(k, v, key_mask, is_causal, state)
     check_qkv(q, k, v)
     _check_masks(q, k, key_mask, is_causal, cu_seqlens)
@@ -122,6 +130,7 @@ def block_diagonal_attention(
     is_causal: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str = AUTO,
+    group: Any = None,
     **refused: Any,
 ) -> Tensor:
     """Softmax attention of each position to the keys of its block, in time and memory linear in the length.
@@ -133,9 +142,12 @@ def block_diagonal_attention(
     from the start of a packed sequence. `scale` is D**-0.5 by default. `key_mask` (B, N) is True where the key counts. A row
     without keys gives zeros.
     """
+    if group is not None:
+        return over_group(block_diagonal_attention, locals())
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
-    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
+    if cu_seqlens is not None:
+        cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     x = block_ops.Operands(q, k, v, key_mask, _edges(cu_seqlens, q), block_size, scale, is_causal)
@@ -163,6 +175,7 @@ def lln_diag_attention(
     state: LLNState | None = None,
     return_state: Literal[False] = False,
     backend: str = AUTO,
+    group: Any = None,
     branch_transform: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor: ...
 @overload
@@ -185,6 +198,7 @@ def lln_diag_attention(
     state: LLNState | None = None,
     return_state: Literal[True],
     backend: str = AUTO,
+    group: Any = None,
     branch_transform: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, LLNState]: ...
 def lln_diag_attention(
@@ -206,6 +220,7 @@ def lln_diag_attention(
     state: LLNState | None = None,
     return_state: bool = False,
     backend: str = AUTO,
+    group: Any = None,
     branch_transform: Callable[[Tensor], Tensor] | None = None,
     **refused: Any,
 ) -> Tensor | tuple[Tensor, LLNState]:
@@ -219,9 +234,12 @@ def lln_diag_attention(
     use it for dropout, which linear attention cannot apply to weights. A state (causal only) holds LLN's sums and the open
     block. The other arguments are those of `lln_attention` and `block_diagonal_attention`; Nq must equal Nk.
     """
+    if group is not None:
+        return over_group(lln_diag_attention, locals())
     refuse_unknown(refused)
     q, k, v = under_autocast(q, k, v)
-    cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
+    if cu_seqlens is not None:
+        cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     _check_state_use(cu_seqlens, state, return_state)
     if (state is not None or return_state) and not is_causal:

@@ -15,6 +15,7 @@ from lln.observers import unwatched
 from lln.ops.blocks import Operands as BlockOperands
 from lln.ops.blocks import matrix as matrix_of_blocks
 from lln.ops.lln import Operands, matrix
+from lln.ops.stretches import refuse_stretches
 
 
 def lln_matrix(
@@ -28,6 +29,7 @@ def lln_matrix(
     is_causal: bool = False,
 ) -> Tensor:
     """(B, Hq, Nq, Nk) in the dtype of q; alpha, beta and feature_bias as `lln_attention` takes them."""
+    refuse_stretches("an attention matrix")
     batch, query_heads, _, dim = q.shape
     alpha, beta = alpha.expand(batch, query_heads, 1, dim)[:, :, 0], beta.expand(batch, k.shape[1], 1, dim)[:, :, 0]
     bias = None if feature_bias is None else feature_bias.expand(batch, query_heads, 1, dim)[:, :, 0]
@@ -47,6 +49,7 @@ def block_diagonal_matrix(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """(B, Hq, N, N) in the dtype of q; arguments as `block_diagonal_attention` takes them."""
+    refuse_stretches("an attention matrix")
     scale = q.shape[3] ** -0.5 if scale is None else scale
     with unwatched():
         return matrix_of_blocks(BlockOperands(q, k, k, key_mask, cu_seqlens, block_size, scale, is_causal)).to(q.dtype)

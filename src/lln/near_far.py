@@ -15,6 +15,7 @@ from lln.ops.near_far import WEIGHTS, Operands, near_far
 from lln.ops.near_far.continued import Past, continue_near_far
 from lln.ops.near_far.op import check_reach
 from lln.ops.operation import under_autocast
+from lln.ops.stretches import refuse_stretches
 
 NEUTRAL = (0.0, 0.5, 0.5, 0.5)  # far is the mean of LLN and of the first order of softmax; near as softmax has it
 
@@ -143,6 +144,7 @@ def operands(
     state: NearFarState | None = None,
 ) -> Operands:
     """The arguments of `near_far_attention`, checked, as the operation takes them."""
+    refuse_stretches("near_far_attention")
     q, k, v = under_autocast(q, k, v)
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     check_reach(neighbours, first_tokens)

@@ -1,18 +1,21 @@
 """What the processes of the pool are asked to do."""
 
+import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+import lln
 import lln.parallel
 from lln.ops.blocks import blocks
 from lln.ops.diag import diag
-from lln.ops.lln import attention
+from lln.ops.lln import attention as lln_operation
 from lln.ops.stretches import held_by, own_boundaries
 from lln.parallel.context import processes_of
 
-OPERATIONS = {"attention": attention, "blocks": blocks, "diag": diag}
+OPERATIONS = {"attention": lln_operation, "blocks": blocks, "diag": diag}
 _kept: dict[str, Any] = {}
 
 
@@ -38,3 +41,86 @@ def backward(group: Any, grads: list[Tensor]) -> dict[str, Tensor]:
 
 def processes(group: Any) -> Any:
     return held_by(processes_of(group))
+
+
+def match(group: Any, payload: dict[str, Any]) -> list[Tensor]:
+    """alpha and beta of the whole, and their gradients by q and k where asked for."""
+    q, k, arguments = payload["q"], payload["k"], payload["arguments"]
+    wants_gradient = arguments.get("detach") is False
+    if wants_gradient:
+        q, k = q.requires_grad_(), k.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a table is far off on such inputs is not what is asked here
+        alpha, beta = lln.match_moments(q, k, group=group, **arguments)
+    if not wants_gradient:
+        return [alpha, beta]
+    part = (alpha * payload["upstream"]).sum() / dist.get_world_size(group)  # each process has its part of the loss
+    return [alpha.detach(), beta.detach(), *torch.autograd.grad(part + beta.sum() * 0, (q, k))]
+
+
+def door(group: Any, payload: dict[str, Any]) -> dict[str, Tensor]:
+    """A public function on this stretch, in two pieces where `split` says where: outputs, final state, gradients."""
+    function, arguments = getattr(lln, payload["function"]), dict(payload["arguments"])
+    tensors = {n: t.requires_grad_() for n, t in payload["tensors"].items()}
+    options = dict(payload.get("options", {}))
+    pieces = payload.get("pieces")  # where each piece of the whole begins and ends in this stretch's tensors
+    found: dict[str, Tensor] = {}
+    with lln.parallel.context_parallel(group):
+        if pieces is None:
+            out = function(*tensors.values(), **arguments, **options)
+        else:
+            outs, state = [], None
+            replicated = {n: t for n, t in tensors.items() if n not in ("q", "k", "v")}
+            for first, last in pieces:
+                own = [tensors[n][:, :, first:last] for n in ("q", "k", "v")]
+                mask = {} if "key_mask" not in arguments else {"key_mask": arguments["key_mask"][:, first:last]}
+                rest = {n: a for n, a in arguments.items() if n != "key_mask"}
+                out, state = function(*own, **replicated, **rest, **mask, **options, state=state, return_state=True)
+                outs.append(out)
+            out = torch.cat(outs, dim=2)
+            found |= {f"state.{n}": t.detach() for n, t in state.state_dict().items()}
+    loss = (out * payload["upstream"]).sum()
+    if pieces is not None:
+        loss = loss + sum(
+            t.sum() for n, t in state.state_dict().items() if n in payload["through"]
+        ) / dist.get_world_size(group)
+    grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    found |= {
+        f"d{n}": torch.zeros_like(t) if g is None else g for (n, t), g in zip(tensors.items(), grads, strict=True)
+    }
+    return found | {"out": out.detach()}
+
+
+def refused(group: Any, payload: None) -> None:
+    """Everything that needs the whole sequence; raises what they said, joined."""
+    from lln.dense import lln_matrix
+    from lln.near_far import near_far_attention
+    from lln.zoo import attention
+
+    x = torch.randn(1, 1, 10, 4)
+    said = []
+    with lln.parallel.context_parallel(group):
+        for call in (
+            lambda: lln_matrix(x, x, torch.ones(1), torch.ones(1)),
+            lambda: near_far_attention(x, x, x),
+            lambda: attention("softmax")(x, x, x),
+            lambda: lln.match_moments(x, x, method="instance"),
+        ):
+            try:
+                call()
+            except (NotImplementedError, ValueError) as error:
+                said.append(f"{error} (lln.parallel)")
+    raise RuntimeError("|".join(said))
+
+
+def positions(group: Any, own: Tensor) -> None:
+    with lln.parallel.context_parallel(group, positions=own):
+        pass
+
+
+def shard_and_gather(group: Any, x: Tensor) -> dict[str, Any]:
+    own = lln.parallel.shard(x, 1, group, multiple_of=8).clone().requires_grad_()
+    joined = lln.parallel.gather(own, 1, group)
+    mask = lln.parallel.gather(own.detach() > 5, 1, group)
+    joined.sum().backward()
+    return {"joined": joined.detach(), "mask": mask, "gradient": own.grad, "length": own.shape[1]}

@@ -41,7 +41,7 @@ def serve(rank: int, port: int, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-class Raised(Exception):  # noqa: N818  (what a job raised is not an error of the pool)
+class Raised(Exception):
     """What the processes raised: a list of (type's name, message, traceback), None for those that did not."""
 
     def __init__(self, errors: list[tuple[str, str, str] | None]) -> None:
@@ -64,7 +64,9 @@ class Pool:
         """One payload for each process; their results, in order."""
         for pipe, payload in zip(self._pipes, payloads, strict=False):
             pipe.send_bytes(_packed((f"tests.parallel.jobs.{job}", len(payloads), payload)))
-        answers = [torch.load(io.BytesIO(self._pipes[r].recv_bytes()), weights_only=False) for r in range(len(payloads))]
+        answers = [
+            torch.load(io.BytesIO(self._pipes[r].recv_bytes()), weights_only=False) for r in range(len(payloads))
+        ]
         if any(kind == "raised" for kind, _ in answers):
             raise Raised([value if kind == "raised" else None for kind, value in answers])
         return [value for _, value in answers]
@@ -82,5 +84,3 @@ def _packed(x: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(x, buffer)
     return buffer.getvalue()
-
-

@@ -38,7 +38,15 @@ def over(pool: Pool, operation: str, x: Any, backend: str, query_cuts: list[int]
 class _Over(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, pool: Pool, operation: str, x: Any, backend: str, query_cuts: Any, key_cuts: Any, names: Any, *_: Tensor
+        ctx: Any,
+        pool: Pool,
+        operation: str,
+        x: Any,
+        backend: str,
+        query_cuts: Any,
+        key_cuts: Any,
+        names: Any,
+        *_: Tensor,
     ) -> Tensor:
         ctx.pool, ctx.names, ctx.x, ctx.query_cuts, ctx.key_cuts = pool, names, x, query_cuts, key_cuts
         payloads = []

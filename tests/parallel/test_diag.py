@@ -1,4 +1,4 @@
-"""Blocks, and LLN+Diag, over a sequence that is cut anywhere: outputs and gradients of one process, by the rule of the contract."""
+"""Blocks and LLN+Diag over a sequence that is cut anywhere: outputs and gradients of one process, by the contract's rule."""
 
 import dataclasses
 

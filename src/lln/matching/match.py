@@ -32,11 +32,13 @@ from torch import Tensor
 
 from lln.matching.instance import matched_on_instance
 from lln.matching.reached import warn_of_search, warn_of_table
+from lln.ops import stretches
 from lln.ops.checks import check_boundaries, check_masks, check_queries_and_keys, refuse_unknown
 from lln.ops.lln.op import compute_dtype
 from lln.ops.moments import EntropyOperands, MatchOperands, entropies, match
 from lln.ops.moments.formula import DEFAULT_TARGET, degrees_of_freedom, match_statistics
 from lln.ops.moments.statistics import Statistics, differentiable_moments, statistics_of
+from lln.ops.stretches import over_group, own_boundaries
 
 TARGETS = ("entropy", "variance", "paper")
 PER = ("head", "tensor")
@@ -64,6 +66,7 @@ def match_moments(
     center_keys: bool = False,
     detach: bool = True,
     return_report: Literal[False] = False,
+    group: Any = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def match_moments(
@@ -79,6 +82,7 @@ def match_moments(
     center_keys: bool = False,
     detach: bool = True,
     return_report: Literal[True],
+    group: Any = None,
 ) -> tuple[Tensor, Tensor, MatchingReport]: ...
 def match_moments(
     q: Tensor,
@@ -93,6 +97,7 @@ def match_moments(
     center_keys: bool = False,
     detach: bool = True,
     return_report: bool = False,
+    group: Any = None,
     **refused: Any,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, MatchingReport]:
     """alpha (S, Hq, 1, 1) and beta (S, Hk, 1, 1) for q (B, Hq, Nq, D) and k (B, Hk, Nk, D), in float32 at least.
@@ -114,12 +119,18 @@ def match_moments(
     detach: False lets gradients flow through the statistics of the table; the factor on them that method "sample" finds
         is a constant.
     return_report: return (alpha, beta, `MatchingReport`), at the cost of measuring both attentions once more.
+    group: q and k are this process's stretch of a sequence that a process group, or a dimension of a device mesh, holds
+        (`lln.parallel`).
     """
+    if group is not None:
+        return over_group(match_moments, locals())
     refuse_unknown(refused)
     per = "tensor" if per is None and target == "paper" else "head" if per is None else per
     method = _resolve_method(method, target, per)
     _check_names(target, per, method)
     check_queries_and_keys(q, k)
+    if cu_seqlens is not None:
+        cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     check_masks(q, k, key_mask, False, cu_seqlens)
     if not torch.compiler.is_compiling():  # reading the boundaries would break the graph; there the operator does it
         check_boundaries(cu_seqlens, k.shape[2])
@@ -136,6 +147,10 @@ def match_moments(
             for table, found in zip(from_table, (alpha, beta), strict=True)
         )
     if method == "instance":
+        if stretches.holders is not None:
+            raise ValueError(
+                "method='instance' compares rows with all keys, which no process has here: use method='sample' or 'table'"
+            )
         alpha, beta = matched_on_instance(
             q, k, (alpha.detach(), beta.detach()), target, scale, key_mask, cu_seqlens, center_keys
         )

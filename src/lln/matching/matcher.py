@@ -29,6 +29,7 @@ from lln.matching.running import RunningStatistics
 from lln.ops.lln.op import compute_dtype
 from lln.ops.moments.formula import DEFAULT_TARGET, degrees_of_freedom, match_statistics
 from lln.ops.moments.statistics import Statistics, moments, statistics_of
+from lln.ops.stretches import own_boundaries
 
 MODES = ("sample", "running", "fixed", "learnable")
 
@@ -119,6 +120,8 @@ class MomentMatcher(nn.Module):
                 f"this MomentMatcher was made for {self.num_heads} query heads, {self.num_key_heads} key heads and "
                 f"head size {self.head_dim}, got q {tuple(q.shape)} and k {tuple(k.shape)}"
             )
+        if cu_seqlens is not None:
+            cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
         dtype = compute_dtype(q.dtype)
         if self.mode == "sample":
             alpha, beta = match_moments(

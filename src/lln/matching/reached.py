@@ -3,6 +3,7 @@
 It is given on the CPU only, where values can be read without waiting for a device, and outside of compiled graphs and
 function transforms. What method "sample" came to is known from its search. Of the table it is not known, and to find
 out costs as much as a match: so a call is looked at now and then, the first, the second, the fourth, the eighth ...
+Where several processes hold a sequence (`lln.parallel`), none is: all of them would have to look at the same call.
 """
 
 import math
@@ -11,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from lln.ops import stretches
 
 FAR_BITS, FAR_SHARE = 0.5, 0.1  # a difference in entropy is far if it is more than both
 _given: set[str] = set()
@@ -35,7 +38,7 @@ def warn_of_search(entropies: Tensor) -> None:
 def warn_of_table(alpha: Tensor, measure: Callable[[], Tensor]) -> None:
     """For alpha and beta of the table; `measure` gives the entropies (S, H, 2), in nats."""
     global _calls_of_the_table
-    if "table" in _given or not _can_be_read(alpha):
+    if "table" in _given or not _can_be_read(alpha) or stretches.holders is not None:
         return
     _calls_of_the_table += 1
     if _calls_of_the_table & (_calls_of_the_table - 1):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lln.ops.stretches import holders
+from lln.ops import stretches
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -36,7 +36,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k must have one head size, got {q.shape[3]} and {k.shape[3]}")
     if k.shape[1] < 1 or q.shape[1] % k.shape[1] != 0:
         raise ValueError(f"the {q.shape[1]} heads of q must be a multiple of the {k.shape[1]} heads of k and v")
-    shortest = 1 if holders() is None else 0  # a stretch of a sequence may be empty
+    shortest = 1 if stretches.holders is None else 0  # a stretch of a sequence may be empty
     if min(q.shape[2], k.shape[2]) < shortest or min(q.shape[3], v.shape[3]) < 1:
         raise ValueError(f"lengths and head sizes must be at least 1, got q {_shape(q)}, k {_shape(k)}, v {_shape(v)}")
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 
+from lln.ops import stretches
 from lln.ops.backends import AUTO, Backend, Backends
-from lln.ops.stretches import form_of
 
 NO_DOUBLE_BACKWARD = (
     "LLN attention has no double backward: its gradient is computed by a kernel that is not itself differentiable. "
@@ -70,9 +70,8 @@ class Operation(Generic[X, R]):
         self._backward = self._define_backward() if differentiable else None
 
     def __call__(self, x: X, backend: str = AUTO) -> R:
-        over_processes = form_of(self.name)
-        if over_processes is not None:
-            found: R = over_processes(x, backend)
+        if stretches.holders is not None:
+            found: R = stretches.form_of(self.name)(x, backend)
             return found
         if torch.compiler.is_compiling():
             return self._make(self._forward(*x, backend))

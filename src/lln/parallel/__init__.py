@@ -4,9 +4,10 @@ from lln.ops import stretches
 from lln.parallel.attention import attention_over
 from lln.parallel.blocks import blocks_over
 from lln.parallel.context import context_parallel
-from lln.parallel.cutting import gather, shard, stretch_lengths
+from lln.parallel.cutting import gather, mask_of_the_whole, shard
 from lln.parallel.diag import diag_over
 from lln.parallel.gradients import sum_gradients
+from lln.parallel.matching import FORMS
 from lln.parallel.open_blocks import continue_blocks_over
 from lln.parallel.packed import own_boundaries
 
@@ -15,5 +16,8 @@ stretches.register("blocks", blocks_over)
 stretches.register("open blocks", continue_blocks_over)
 stretches.register("diag", diag_over)
 stretches.register("boundaries", own_boundaries)
+stretches.register("mask of the whole", mask_of_the_whole)
+for _name, _form in FORMS.items():
+    stretches.register(_name, _form)
 
-__all__ = ["context_parallel", "gather", "shard", "stretch_lengths", "sum_gradients"]
+__all__ = ["context_parallel", "gather", "shard", "sum_gradients"]

@@ -1,8 +1,8 @@
 """All processes of a group must call the same thing: what would differ silently is compared, and told in words.
 
-The first time that a kind of call is made, its description is gathered (`agree`): 12 whole numbers. Later calls of that
-kind gather nothing. At the end of a context the order of all calls in it is compared once (`agree_on_history`), so that
-two processes that have called known things in different orders do not go on with wrong results.
+A description of every call, 12 whole numbers, is gathered while the process does its own work; where it differs, all processes
+raise. Those who want no such exchange (`context_parallel(check=False)`), and groups that cannot speak from the CPU, whose
+answer would have to be waited for, compare a kind of call the first time that it is made.
 """
 
 import zlib
@@ -11,72 +11,73 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lln.parallel.processes import Processes
+from lln.parallel.processes import Gathering, Processes
 
 FIELDS = (
     "operation", "batch", "query heads", "key heads", "head size", "value size", "dtype", "causal", "packed sequences",
     "block size", "starting state", "gradient",
 )  # fmt: skip
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def agree(
-    processes: Processes,
-    operation: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None = None,
-    *,
-    causal: bool = False,
-    sequences: int = 0,
-    block_size: int = 0,
-    start: bool = False,
-    needs_gradient: bool = False,
-) -> None:
-    """Raise on every process if one of them calls another operation, or the same on another kind of tensors."""
-    value_dim = 0 if v is None else v.shape[3]
-    call = (
-        operation, q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, str(q.dtype), causal, sequences, block_size,
-        start, needs_gradient,
-    )  # fmt: skip
-    processes.called.append(call)
-    if call in processes.agreed:
-        return
-    mine = torch.tensor([_number(value) for value in call], device=q.device)
-    everyone = processes.gather(mine).cpu()
-    for name, value, column in zip(FIELDS, call, everyone.unbind(1), strict=True):
-        others = [rank for rank in range(processes.size) if column[rank] != column[processes.rank]]
-        if others or bool((column != column[0]).any()):
-            theirs = [int(x) for x in column]
+class Agreement:
+    """Under way from the moment it is made; `settle` raises on every process if they do not agree."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        operation: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None = None,
+        *,
+        causal: bool = False,
+        sequences: int = 0,
+        block_size: int = 0,
+        start: bool = False,
+        needs_gradient: bool = False,
+    ) -> None:
+        value_dim = 0 if v is None else v.shape[3]
+        self.call = (
+            operation, q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, str(q.dtype), causal, sequences,
+            block_size, start, needs_gradient,
+        )  # fmt: skip
+        self.processes = processes
+        self._gathering: Gathering | None = None
+        often = processes.checks and processes.speaks_from_cpu
+        if often or self.call not in processes.agreed:
+            device = "cpu" if processes.speaks_from_cpu else q.device
+            mine = torch.tensor([_number(value) for value in self.call], device=device)
+            self._gathering = processes.begin_gather(mine)
+
+    def settle(self) -> None:
+        if self._gathering is None:
+            return
+        everyone = self._gathering.wait().cpu()
+        rank, size = self.processes.rank, self.processes.size
+        for name, value, column in zip(FIELDS, self.call, everyone.unbind(1), strict=True):
+            if bool((column == column[0]).all()):
+                continue
+            theirs = {r: int(column[r]) for r in range(size) if r != rank}
             raise ValueError(
-                f"the processes that hold this sequence disagree about the {name}: here, on process {processes.rank}, it is "
-                f"{value}; process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))} "
-                f"{'have' if len(others) > 1 else 'has'} {_read(name, value, [theirs[r] for r in others])}. "
-                "All of them must make the same calls on tensors that differ in length alone"
+                f"the processes that hold this sequence disagree about the {name}: it is {value} on process {rank}, "
+                + ", ".join(f"{_read(value, number)} on process {r}" for r, number in theirs.items())
+                + ". All of them must make the same calls, on tensors that differ in length alone"
             )
-    processes.agreed.add(call)
+        self.processes.agreed.add(self.call)
 
 
-def agree_on_history(processes: Processes, device: torch.device) -> None:
-    """Raise if the processes have not made the same calls, in the same order, since the context was entered."""
-    history = torch.tensor([len(processes.called), zlib.crc32(repr(processes.called).encode())], device=device)
-    everyone = processes.gather(history).cpu()
-    processes.called.clear()
-    if bool((everyone != everyone[0]).any()):
-        raise RuntimeError(
-            "the processes that hold this sequence have not made the same calls in the same order, so what was computed in "
-            f"this context is wrong: they made {', '.join(str(int(n)) for n in everyone[:, 0])} calls"
-        )
+def agree(*arguments: Any, **options: Any) -> None:
+    """An `Agreement`, settled at once."""
+    Agreement(*arguments, **options).settle()
 
 
 def _number(value: Any) -> int:
     return zlib.crc32(value.encode()) if isinstance(value, str) else int(value)
 
 
-def _read(name: str, own: Any, theirs: list[int]) -> str:
+def _read(own: Any, number: int) -> str:
     if isinstance(own, str):  # known by a checksum alone, but there are few dtypes
-        known = {zlib.crc32(str(d).encode()): str(d) for d in _DTYPES}
-        return ", ".join(known.get(n, "another") for n in theirs)
-    return ", ".join(str(bool(n)) if isinstance(own, bool) else str(n) for n in theirs)
-
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        known = {_number(str(dtype)): str(dtype) for dtype in _DTYPES} | {_number(own): own}
+        return known.get(number, "another")
+    return str(bool(number)) if isinstance(own, bool) else str(number)

@@ -1,7 +1,7 @@
 """LLN attention (eq. 8) over a sequence that several processes hold, exactly, with one exchange of states.
 
     bidirectional   the state of the own keys; gather and merge all states; the own queries read the sum
-    causal          the state of the own keys; gather, and merge those of the stretches before; the own stretch goes on from there
+    causal          the state of the own keys; gather, merge those of the stretches before; go on from there
 
 Both are made of the operation `lln::attention` on this process, by whichever backend, with its starting and final states and
 their gradients; between them is `lln.parallel.states`. A stretch without a token takes part like any other.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lln.ops.lln import Operands, Results, State, attention
-from lln.parallel.agreement import agree
+from lln.parallel.agreement import Agreement
 from lln.parallel.packed import Crossing, Layout, layout_of
 from lln.parallel.processes import Processes
 from lln.parallel.states import Everyone, Exchange
@@ -27,13 +27,16 @@ def attention_over(processes: Processes, x: Operands, backend: str) -> Results:
 class Begun:
     """Attention whose exchange is under way: local work may be done before `finish`."""
 
-    def __init__(self, processes: Processes, x: Operands, backend: str) -> None:
+    def __init__(self, processes: Processes, x: Operands, backend: str, block_size: int = 0) -> None:
         layout = None if x.cu_seqlens is None else layout_of(x.cu_seqlens)
-        agree(
-            processes, "attention", x.q, x.k, x.v, causal=x.is_causal, sequences=x.beta.shape[0],
-            start=x.start is not None, needs_gradient=_needs_gradient(x),
+        agreement = Agreement(
+            processes, "LLN+Diag" if block_size else "LLN attention", x.q, x.k, x.v, causal=x.is_causal,
+            sequences=x.beta.shape[0], block_size=block_size, start=x.start is not None, needs_gradient=needs_gradient(x),
         )  # fmt: skip
-        self._one = _Packed(processes, x, backend, layout) if layout is not None else _Whole(processes, x, backend)
+        if layout is None:
+            self._one: _Whole | _Packed = _Whole(processes, x, backend, agreement)
+        else:
+            self._one = _Packed(processes, x, backend, agreement, layout)
 
     def finish(self) -> Results:
         return self._one.finish()
@@ -42,9 +45,11 @@ class Begun:
 class _Whole:
     """Samples of a batch, each cut at the same places."""
 
-    def __init__(self, processes: Processes, x: Operands, backend: str) -> None:
+    def __init__(self, processes: Processes, x: Operands, backend: str, agreement: Agreement) -> None:
         self.processes, self.x, self.backend = processes, x, backend
-        self.exchange = Exchange(processes, _side_by_side([_state_of_keys(x, backend)]))
+        own = _side_by_side([_state_of_keys(x, backend)])
+        agreement.settle()
+        self.exchange = Exchange(processes, own)
 
     def finish(self) -> Results:
         x, everyone = self.x, Everyone.of(self.processes.size)
@@ -59,9 +64,10 @@ class _Whole:
 class _Packed:
     """Packed sequences, of which at most two lie across this stretch's ends: only their states travel."""
 
-    def __init__(self, processes: Processes, x: Operands, backend: str, layout: Layout) -> None:
+    def __init__(self, processes: Processes, x: Operands, backend: str, agreement: Agreement, layout: Layout) -> None:
         self.x, self.backend, self.crossing = x, backend, Crossing.of(layout, processes.rank)
         self.exchange: Exchange | None = None
+        agreement.settle()
         if layout.is_cut_inside_a_sequence:
             # a stretch without a token sends a state, too, through which gradients flow as they do on the others
             ends = [_state_of_sequence(x, *end, backend) for end in self.crossing.ends or [(0, slice(0, 0))]]
@@ -149,5 +155,6 @@ def _row(rows: State, at: int) -> State:
     return State(*(t[at] for t in rows))
 
 
-def _needs_gradient(x: NamedTuple) -> bool:
+def needs_gradient(x: NamedTuple) -> bool:
+    """Whether a backward pass may come."""
     return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in x)

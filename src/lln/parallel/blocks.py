@@ -13,7 +13,7 @@ from lln.ops.blocks.continued import blocks_as_samples
 from lln.ops.blocks.op import Results
 from lln.ops.slots import Slots
 from lln.parallel.agreement import agree
-from lln.parallel.attention import _needs_gradient
+from lln.parallel.attention import needs_gradient
 from lln.parallel.edges import Cuts, Need, Rows, exchange, needs_of_packed
 from lln.parallel.packed import Crossing, Layout, layout_of
 from lln.parallel.processes import Processes
@@ -21,21 +21,27 @@ from lln.parallel.processes import Processes
 
 def blocks_over(processes: Processes, x: Operands, backend: str) -> Results:
     """The results of this process's stretch."""
-    layout = None if x.cu_seqlens is None else layout_of(x.cu_seqlens)
-    sequences = 0 if layout is None else len(layout.edges) - 1
+    sequences = 0 if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
     agree(
-        processes, "blocks", x.q, x.k, x.v, causal=x.is_causal, sequences=sequences, block_size=x.block_size,
-        needs_gradient=_needs_gradient(x),
+        processes, "attention inside blocks", x.q, x.k, x.v, causal=x.is_causal, sequences=sequences, block_size=x.block_size,
+        needs_gradient=needs_gradient(x),
     )  # fmt: skip
-    return Results(_packed(processes, x, layout, backend) if layout is not None else _padded(processes, x, backend))
+    return Results(agreed_blocks_over(processes, x, backend))
+
+
+def agreed_blocks_over(processes: Processes, x: Operands, backend: str) -> Tensor:
+    """The output of this stretch, for those who have made sure that all processes ask for the same."""
+    if x.cu_seqlens is not None:
+        return _packed(processes, x, layout_of(x.cu_seqlens), backend)
+    return _padded(processes, x, backend)
 
 
 def _packed(processes: Processes, x: Operands, layout: Layout, backend: str) -> Tensor:
     needs = needs_of_packed(layout, x.block_size, x.is_causal)
     own = Rows(x.k, x.v, torch.ones(x.k.shape[0], x.k.shape[2], dtype=torch.bool, device=x.k.device))
-    rows, need = _completed(processes, own, layout.cuts, needs)
+    rows, need = completed(processes, own, layout.cuts, needs)
     if x.q.shape[2] == 0:
-        return _no_rows(x, rows)
+        return no_rows(x, rows)
     edges = Crossing.of(layout, processes.rank).edges + need.before
     edges[0], edges[-1] = 0, rows.k.shape[2]
     q = _between_zeros(x.q, need)
@@ -47,9 +53,9 @@ def _padded(processes: Processes, x: Operands, backend: str) -> Tensor:
     cuts = Cuts.of(processes, x.k, x.key_mask)
     length = x.q.shape[2]
     counts = torch.ones(x.k.shape[0], length, dtype=torch.bool, device=x.k.device) if x.key_mask is None else x.key_mask
-    rows, need = _completed(processes, Rows(x.k, x.v, counts), cuts.cuts, cuts.needs(x.block_size, x.is_causal))
+    rows, need = completed(processes, Rows(x.k, x.v, counts), cuts.cuts, cuts.needs(x.block_size, x.is_causal))
     if length == 0:
-        return _no_rows(x, rows)
+        return no_rows(x, rows)
     start = cuts.cuts[processes.rank]
     if x.key_mask is None and all(origin == 0 for origin in cuts.origins):
         found = blocks(x._replace(q=_between_zeros(x.q, need), k=rows.k, v=rows.v), backend).out
@@ -60,7 +66,7 @@ def _padded(processes: Processes, x: Operands, backend: str) -> Tensor:
 
 
 def in_slots(x: Operands, rows: Rows, coordinate: Tensor, need: Need, backend: str) -> Tensor:
-    """Rows at `coordinate` (B, rows), counted from the origin of their sample's blocks; the own ones stand after `need.before`."""
+    """Rows at `coordinate` (B, rows), from the origin of their sample's blocks on; the own ones come after `need.before`."""
     length, size = x.q.shape[2], x.block_size
     first = torch.div(coordinate[:, need.before, None], size, rounding_mode="floor") * size  # of the first own block
     slots = Slots.of(coordinate - first, rows.k.shape[2] + size, size)
@@ -69,7 +75,7 @@ def in_slots(x: Operands, rows: Rows, coordinate: Tensor, need: Need, backend: s
     return slots.gather(out).narrow(2, need.before, length)
 
 
-def _completed(processes: Processes, own: Rows, cuts: tuple[int, ...], needs: list[Need]) -> tuple[Rows, Need]:
+def completed(processes: Processes, own: Rows, cuts: tuple[int, ...], needs: list[Need]) -> tuple[Rows, Need]:
     """The own rows with those that their blocks need before and after them; nothing is sent if nobody needs any."""
     need = needs[processes.rank]
     if not any(n.before or n.after for n in needs):
@@ -86,7 +92,7 @@ def _between_zeros(q: Tensor, need: Need) -> Tensor:
     return torch.nn.functional.pad(q, (0, 0, need.before, need.after))
 
 
-def _no_rows(x: Operands, rows: Rows) -> Tensor:
+def no_rows(x: Operands, rows: Rows) -> Tensor:
     """The output of no query, hanging on to what was exchanged, so that this process takes part in the backward pass."""
     out = x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
     return out + x.q.sum() + rows.k.sum() + rows.v.sum()

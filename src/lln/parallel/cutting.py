@@ -21,8 +21,8 @@ def stretch_lengths(length: int, size: int, multiple_of: int = 64) -> list[int]:
 def shard(x: Tensor, dim: int, group: GroupLike | None = None, *, multiple_of: int = 64) -> Tensor:
     """This process's stretch of x along `dim`: of input ids, labels, positions and masks alike.
 
-    Every process must have the whole x. Cuts are at multiples of `multiple_of`; with the block size of LLN+Diag, and no padding on the
-    left, blocks need no exchange. A view of x.
+    Every process must have the whole x. Cuts are at multiples of `multiple_of`: with that of the block size, and without
+    padding on the left, the blocks of LLN+Diag need no exchange. A view of x.
     """
     processes = _processes(group, "shard")
     if multiple_of < 1:
@@ -44,6 +44,19 @@ def gather_over(processes: Processes, x: Tensor, dim: int) -> Tensor:
     lengths = processes.gather(torch.tensor([x.shape[dim]], device=x.device)).flatten().tolist()
     joined: Tensor = _Gather.apply(x, dim, processes, lengths)
     return joined
+
+
+def mask_of_the_whole(processes: Processes, key_mask: Tensor | None, k: Tensor) -> tuple[Tensor | None, int, int]:
+    """(B, N) or None, where this stretch begins, and N; processes without a mask have no padding."""
+    batch, length = k.shape[0], k.shape[2]
+    everyone = processes.gather(torch.tensor([length, key_mask is not None], device=k.device)).tolist()
+    lengths = [n for n, _ in everyone]
+    start, total = sum(lengths[: processes.rank]), sum(lengths)
+    if not any(has_mask for _, has_mask in everyone):
+        return None, start, total
+    own = torch.ones(batch, length, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
+    whole: Tensor = _Gather.apply(own, 1, processes, lengths)
+    return whole, start, total
 
 
 class _Gather(torch.autograd.Function):
@@ -71,7 +84,7 @@ class _Gather(torch.autograd.Function):
 def _processes(group: GroupLike | None, what: str) -> Processes:
     if group is not None:
         return processes_of(group)
-    processes: Processes | None = stretches.holders()
+    processes: Processes | None = stretches.holders
     if processes is None:
         raise ValueError(f"{what} needs a group: pass group=, or call it inside lln.parallel.context_parallel(group)")
     return processes

@@ -11,8 +11,8 @@ from lln.ops.blocks.continued import empty_block
 from lln.ops.blocks.open_block import OpenBlock
 from lln.ops.slots import Slots
 from lln.parallel.agreement import agree
-from lln.parallel.attention import _needs_gradient
-from lln.parallel.blocks import _completed, _no_rows, in_slots
+from lln.parallel.attention import needs_gradient
+from lln.parallel.blocks import completed, in_slots, no_rows
 from lln.parallel.cutting import gather_over
 from lln.parallel.edges import Cuts, Need, Rows
 from lln.parallel.processes import Processes
@@ -33,19 +33,19 @@ def continue_blocks_over(
     """The output of this stretch, and the block that is open after the whole sequence."""
     x = Operands(q, k, v, key_mask, None, block_size, scale, True)
     agree(
-        processes, "blocks with a state", q, k, v, causal=True, block_size=block_size, start=block is not None,
-        needs_gradient=_needs_gradient(x),
+        processes, "attention inside blocks with a state", q, k, v, causal=True, block_size=block_size, start=block is not None,
+        needs_gradient=needs_gradient(x),
     )  # fmt: skip
     block = empty_block(k, v, block_size) if block is None else block
     taken = [n if started else None for n, started in zip(block.filled.tolist(), block.started.tolist(), strict=True)]
     cuts = Cuts.of(processes, k, key_mask, taken)
     counts = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if key_mask is None else key_mask
-    rows, need = _completed(processes, Rows(k, v, counts), cuts.cuts, cuts.needs(block_size, True))
+    rows, need = completed(processes, Rows(k, v, counts), cuts.cuts, cuts.needs(block_size, True))
     origin = torch.tensor(cuts.origins, device=k.device)[:, None]
     start = cuts.cuts[processes.rank] - need.before
     coordinate = torch.arange(start, start + rows.k.shape[2], device=k.device) - origin
     if q.shape[2] == 0:
-        out = _no_rows(x, rows)
+        out = no_rows(x, rows)
     else:
         with_past, coordinates = _after_the_past(block, rows, coordinate, block_size)
         out = in_slots(x, with_past, coordinates, Need(block_size + need.before, 0), backend)

@@ -21,8 +21,9 @@ class Processes:
     def __init__(self, group: GroupLike) -> None:
         self.group = _process_group(group)
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.speaks_from_cpu = _has_backend(self.group, "cpu")
+        self.checks = True  # whether every call is compared with those of the others (`lln.parallel.agreement`)
         self.agreed: set[tuple[Any, ...]] = set()  # what all of them have called so far
-        self.called: list[tuple[Any, ...]] = []  # since the context was entered
 
     def gather(self, x: Tensor) -> Tensor:
         """(P, *x.shape): x of every process; all have one shape and dtype."""
@@ -33,6 +34,11 @@ class Processes:
         x = x.contiguous()
         out = x.new_empty(self.size, *x.shape)
         return Gathering(out, self._call(_gather_into, out.view(-1), x.view(-1), self.group))
+
+    def add(self, x: Tensor) -> Tensor:
+        """The sum over processes of numbers whose sum does not depend on the order: whole ones, or one that is not zero."""
+        total = x.contiguous().clone()
+        return Gathering(total, self._call(dist.all_reduce, total, group=self.group, async_op=True)).wait()
 
     def send_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Consecutive rows go to each process, `sent[r]` of them to process r; what came, `received[r]` from process r."""
@@ -81,14 +87,17 @@ def _process_group(group: GroupLike) -> dist.ProcessGroup:
     return group
 
 
+def _has_backend(group: dist.ProcessGroup, device: str) -> bool:
+    try:
+        group._get_backend(torch.device(device))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _in_words(error: RuntimeError) -> RuntimeError:
     return RuntimeError(
         "the processes that hold this sequence could not exchange what they have: one of them has ended, is late by more than "
         "the process group's timeout, or has called something else (another function, shape or dtype). Look at the first "
         f"error of the others. torch says: {error}"
     )
-
-
-def own_rows(gathered: Tensor) -> list[Tensor]:
-    """(P, ...) as a list, in the order of ranks."""
-    return list(torch.unbind(gathered))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lln.ops.masks import first_key
+from lln.ops.stretches import refuse_stretches
 from lln.zoo.card import Card, refuse_unsupported
 from lln.zoo.mechanism import Shape, roll, roll_mask
 
@@ -50,6 +51,7 @@ class Layer(nn.Module):
     def _prepared(
         self, x: Tensor, mask: Tensor | None, is_causal: bool, context: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        refuse_stretches(type(self).__name__)
         refuse_unsupported(self.card, is_causal, context is not None)
         if x.ndim != 3 or x.shape[2] != self.shape.embed_dim or x.shape[1] > self.shape.longest:
             raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lln.ops.masks import first_key
+from lln.ops.stretches import refuse_stretches
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Mechanism(nn.Module):
     anchored: ClassVar[bool] = False  # positions count from the first key that counts (blocks, learned positions)
     upcast: ClassVar[bool] = True  # half precision is computed in float32
     shared_qk: ClassVar[bool] = False  # the keys are made from the queries: no projection of its own for k
+    works_on_stretches: ClassVar[bool] = False  # of a sequence that is cut over several processes (`lln.parallel`)
     needs_inputs: bool = False  # `attend` also takes the layer's input x (B, N, E)
 
     def __init__(self, options: Any, shape: Shape) -> None:
@@ -80,6 +82,8 @@ class Mechanism(nn.Module):
         is_causal: bool = False,
         **inputs: Tensor,
     ) -> Tensor:
+        if not self.works_on_stretches:
+            refuse_stretches(type(self).__name__)
         check(q, k, v, key_mask, query_mask, self.shape.max_length)
         dtype, device = q.dtype, q.device.type
         k, v = without_padding(k, key_mask), without_padding(v, key_mask)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
 from lln.hf.attention.mask_patterns import Pattern, pattern_of
+from lln.ops import stretches
 
 UNKNOWN_PATTERN = (
     "the mask of this model ({model}) is not one a linear attention can honour: besides padding it may be causal, packed, or "
@@ -136,6 +137,11 @@ def packed_boundaries(
         return None
     if not bool(starts.any()):
         return None
+    if stretches.holders is not None:
+        raise ValueError(
+            "position_ids restart, which means packed sequences; where a process has a stretch of them (lln.parallel), "
+            "pass their boundaries in the whole as cu_seq_lens_q and cu_seq_lens_k"
+        )
     starts = torch.cat([torch.ones_like(starts[:, :1]), starts], dim=1).expand(batch, -1)
     edges = starts.flatten().nonzero().flatten()
     return torch.cat([edges, edges.new_tensor([batch * length])])

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lln.hf.attention.call import Call
 from lln.hf.attention.far_weight import FarPast, far_share, far_share_of_piece
+from lln.ops.stretches import in_the_whole
 from lln.state import LLNState
 
 
@@ -21,8 +22,14 @@ def row_weights(call: Call, mix: Tensor | float, block_size: int) -> tuple[Tenso
             past = FarPast(call.layer.full, before.block)
         share, full = far_share_of_piece(call.key_mask, past, call.k, block_size)
     else:
+        key_mask, start, total = in_the_whole(call.key_mask, call.k)
         share = far_share(
-            call.q.shape[2], block_size, is_causal=call.causal, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens,
+            total,
+            block_size,
+            is_causal=call.causal,
+            key_mask=key_mask,
+            cu_seqlens=call.cu_seqlens,
             device=call.q.device,
-        )  # fmt: skip
+        )
+        share = share[:, start : start + call.k.shape[2]]
     return torch.as_tensor(mix, device=share.device).reshape(1, -1, 1) * share[:, None], full

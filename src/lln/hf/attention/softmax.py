@@ -5,10 +5,12 @@ from torch import Tensor
 
 from lln.hf.attention.call import Call
 from lln.ops.masks import allowed_pairs, masked_softmax, sequence_of_positions
+from lln.ops.stretches import refuse_stretches
 
 
 def softmax_attention(call: Call) -> Tensor:
     """(B, Nq, Hq, Dv) contiguous."""
+    refuse_stretches("a layer that keeps softmax")
     queries, keys = call.q.shape[2], call.k.shape[2]
     plain = call.key_mask is None and call.cu_seqlens is None and (call.window is None or keys <= call.window)
     if plain and (not call.causal or queries == keys or queries == 1):

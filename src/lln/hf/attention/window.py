@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lln.ops.stretches import refuse_stretches
+
 
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, key_mask: Tensor | None, is_causal: bool
 ) -> Tensor:
     """(B, Hq, N, Dv) for q (B, Hq, N, D), k and v (B, Hk, N, D); key_mask (B, N), True where the key counts."""
+    refuse_stretches("a layer with a sliding window")
     batch, length = q.shape[0], q.shape[2]
     window = min(window, length)  # all keys are near then: no block need be longer than the text
     if key_mask is None:

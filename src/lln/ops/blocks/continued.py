@@ -6,11 +6,11 @@ The piece may end anywhere in a block; what it leaves behind is the block that i
 import torch
 from torch import Tensor
 
+from lln.ops import stretches
 from lln.ops.blocks.op import OpenOperands, Operands, blocks, open_block
 from lln.ops.blocks.open_block import OpenBlock
 from lln.ops.masks import first_key
 from lln.ops.slots import Slots
-from lln.ops.stretches import form_of
 
 
 def continue_blocks(
@@ -25,9 +25,8 @@ def continue_blocks(
     backend: str,
 ) -> tuple[Tensor, OpenBlock]:
     """The output of the piece, and the block that is open after it."""
-    over_processes = form_of("open blocks")
-    if over_processes is not None:
-        pair: tuple[Tensor, OpenBlock] = over_processes(
+    if stretches.holders is not None:
+        pair: tuple[Tensor, OpenBlock] = stretches.form_of("open blocks")(
             q, k, v, block, block_size=block_size, scale=scale, key_mask=key_mask, backend=backend
         )
         return pair
@@ -89,7 +88,9 @@ def blocks_as_samples(
     if not is_causal:
         order = torch.argsort(~counts, dim=1, stable=True)
         k, v, counts = _gather_rows(k, order), _gather_rows(v, order), counts.gather(1, order)
-    out = blocks(Operands(q, k, v, counts, None, block_size, scale, is_causal), backend).out  # (B * blocks, Hq, block, Dv)
+    out = blocks(
+        Operands(q, k, v, counts, None, block_size, scale, is_causal), backend
+    ).out  # (B * blocks, Hq, block, Dv)
     return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)
 
 

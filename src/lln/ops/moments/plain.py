@@ -14,7 +14,7 @@ from lln.ops.moments.statistics import Statistics, computed_moments, statistics_
 
 def forward(x: MatchOperands) -> Matched:
     if x.method == "sample":
-        return _on_sample(x)
+        return matched_by(Sampler(x.q, x.k, x.key_mask, x.cu_seqlens, x.scale, x.center_keys), x)
     statistics = statistics_of(
         x.q, x.k, per=x.per, key_mask=x.key_mask, cu_seqlens=x.cu_seqlens, center_keys=x.center_keys,
         ddof=degrees_of_freedom(x.target), measure=computed_moments,
@@ -23,8 +23,8 @@ def forward(x: MatchOperands) -> Matched:
     return Matched(alpha, beta, torch.full_like(alpha, math.nan)[..., None].repeat(1, 1, 2))
 
 
-def _on_sample(x: MatchOperands) -> Matched:
-    sampler = Sampler(x.q, x.k, x.key_mask, x.cu_seqlens, x.scale, x.center_keys)
+def matched_by(sampler: Sampler, x: MatchOperands) -> Matched:
+    """Matched on the sample that is drawn of x."""
     var_q, var_k = sampler.spread.overall(x.center_keys)
     keys = sampler.keys.count.to(var_k.dtype)
     statistics = Statistics(var_q, var_q, sampler.spread.mean_k, var_k, keys)

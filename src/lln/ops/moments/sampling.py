@@ -91,7 +91,7 @@ class Tokens(NamedTuple):
 
     def positions(self, places: int, taken: Tensor) -> Tensor:
         """(S, places): the middles of `taken` (S,) equal stretches of the tokens that count."""
-        ranks = _middles(places, taken, self.count)
+        ranks = middles(places, taken, self.count)
         if self.mask is None:
             return self.start[:, None] + ranks
         return torch.argsort(~self.mask, dim=1, stable=True).gather(1, ranks)
@@ -101,13 +101,14 @@ class Tokens(NamedTuple):
         ranks = torch.arange(top, device=score.device).minimum((self.count[:, None] - 1).clamp_min(0))
         return self._ranked(score, ranks, self.mask, self.segment)
 
-    def spaced(self, score: Tensor, places: int, taken: Tensor) -> Tensor:
-        """(B, H, G, N) -> places (S, H, places) in G x N, at the middles of equal stretches of falling scores."""
+    def spaced(self, score: Tensor, places: int, taken: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, H, G, N) -> places (S, H, places) in G and in N, at the middles of equal stretches of falling scores."""
         groups = score.shape[2]
         mask = None if self.mask is None else self.mask.repeat(1, groups)
         segment = None if self.segment is None else self.segment.repeat(groups)
         ranked = self._replace_start(groups)
-        return ranked._ranked(score.flatten(2), _middles(places, taken, self.count * groups), mask, segment)
+        found = ranked._ranked(score.flatten(2), middles(places, taken, self.count * groups), mask, segment)
+        return found // score.shape[-1], found % score.shape[-1]
 
     def _replace_start(self, groups: int) -> "Tokens":
         return self._replace(start=self.start * groups)
@@ -130,7 +131,7 @@ class Tokens(NamedTuple):
         return order[self.batch[:, None, None], heads, at[:, None]]
 
 
-def _middles(places: int, taken: Tensor, count: Tensor) -> Tensor:
+def middles(places: int, taken: Tensor, count: Tensor) -> Tensor:
     """Ranks (S, places): the middles of taken (S,) equal stretches of count (S,); places beyond repeat the last."""
     place = torch.arange(places, device=count.device).minimum((taken[:, None] - 1).clamp_min(0))
     return (2 * place + 1) * count[:, None] // (2 * taken[:, None]).clamp_min(1)
@@ -165,18 +166,16 @@ class Sampler:
         self.queries = Tokens.of(q, key_mask if self.same_tokens else None, cu_seqlens)
         self.keys = Tokens.of(k, key_mask, cu_seqlens)
         self.heads = torch.arange(k.shape[1], device=k.device)[None, :, None]
+        self.length = k.shape[2]
         self.scale, self.center_keys = scale, center_keys
         self.spread = self._spread()
         self.largest = self._largest()
 
     def rows(self, size: Size) -> Rows:
-        longest = torch.tensor(self.k.shape[2])
-        row = torch.arange(int(size.rows_of(longest)), device=self.k.device)
+        row = torch.arange(int(size.rows_of(torch.tensor(self.length))), device=self.k.device)
         taken = torch.minimum(self.queries.count * self.groups, size.rows_of(self.keys.count))
         if size.by_rank:
-            score = self._logit_spread()  # (B, H, G, N)
-            found = self.queries.spaced(score, len(row), taken)
-            group, position = found // score.shape[-1], found % score.shape[-1]
+            group, position = self.queries.spaced(self._logit_spread(), len(row), taken)
         else:
             position = self.queries.positions(len(row), taken)[:, None].expand(-1, self.k.shape[1], -1)
             group = (row * ((self.groups - 1) // len(row) + 1) % self.groups).expand_as(position)
@@ -196,17 +195,23 @@ class Sampler:
         weight_even = stands * (others / stands.sum(dim=-1).clamp_min(1))[..., None]
         places = torch.cat([even, tops], dim=-1)
         weight = torch.cat([weight_even, weight_top], dim=-1)[:, :, None].expand(-1, -1, rows.position.shape[-1], -1)
-        own = self._take_keys(rows.position if self.same_tokens else torch.zeros_like(rows.position))
+        own = rows.position if self.same_tokens else torch.zeros_like(rows.position)
         if self.same_tokens:
             weight = torch.where(places[:, :, None] == rows.position[..., None], 0.0, weight)
         weight_own = torch.full_like(weight[..., :1], float(self.same_tokens))
         weight = torch.cat([weight, weight_own], dim=-1)
-        return Sample(self._take_queries(rows), self._take_keys(places), own, weight, rows.counts, self.keys.count)
+        queries, keys = self._take(rows, torch.cat([places, own], dim=-1))
+        keys = self._clean(keys, self.keys.count[:, None] > 0)
+        if self.center_keys:
+            keys = keys - self.spread.mean_k[:, :, None]
+        drawn_keys, own_keys = keys.split([places.shape[-1], own.shape[-1]], dim=2)
+        queries = self._clean(queries, rows.counts)
+        return Sample(queries, drawn_keys, own_keys, weight, rows.counts, self.keys.count)
 
     def _even(self, size: Size) -> tuple[Tensor, Tensor]:
         """Positions (S, even) of the evenly drawn keys, and which of these places are taken."""
         taken = self.keys.count.clamp(max=size.even)
-        places = min(size.even, self.k.shape[2])
+        places = min(size.even, self.length)
         place = torch.arange(places, device=self.k.device)
         return self.keys.positions(places, taken), place < taken[:, None]
 
@@ -218,15 +223,10 @@ class Sampler:
         of_k, unit = (_of_each_token(x, self.queries)[:, :, None] for x in (of_k, unit))
         return ((self.q.to(unit.dtype) * unit).square() * of_k).sum(dim=-1).float()
 
-    def _take_queries(self, rows: Rows) -> Tensor:
-        """(S, H, R, D)."""
-        return self._clean(self.q[self.queries.batch[:, None, None], self.heads, *rows[:2]], rows.counts)
-
-    def _take_keys(self, positions: Tensor) -> Tensor:
-        """(S, H, n) positions -> (S, H, n, D), the mean key subtracted where keys are centred."""
-        keys = self.k[self.keys.batch[:, None, None], self.heads, positions]
-        keys = self._clean(keys, self.keys.count[:, None] > 0)
-        return keys - self.spread.mean_k[:, :, None] if self.center_keys else keys
+    def _take(self, rows: Rows, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (S, H, R, D), and the keys (S, H, n, D) at positions (S, H, n)."""
+        queries = self.q[self.queries.batch[:, None, None], self.heads, *rows[:2]]
+        return queries, self.k[self.keys.batch[:, None, None], self.heads, positions]
 
     def _clean(self, x: Tensor, counts: Tensor) -> Tensor:
         # where nothing counts, what was taken may be padding, which may hold anything
@@ -235,11 +235,17 @@ class Sampler:
     def _spread(self) -> Spread:
         rows = self.rows(SPREAD)
         even, drawn = self._even(SPREAD)
-        keys = self._clean(self.k[self.keys.batch[:, None, None], self.heads, even[:, None]], drawn)
-        return Spread(*_mean_and_variance(self._take_queries(rows), rows.counts), *_mean_and_variance(keys, drawn))
+        queries, keys = self._take(rows, even[:, None].expand(-1, self.k.shape[1], -1))
+        queries, keys = self._clean(queries, rows.counts), self._clean(keys, drawn)
+        return Spread(*_mean_and_variance(queries, rows.counts), *_mean_and_variance(keys, drawn))
 
     def _largest(self) -> tuple[Tensor, Tensor]:
         """Positions (S, H, top) of the keys with the largest m and u, largest first."""
+        m, u = self._key_scores()
+        return self.keys.largest(m, LARGE.top), self.keys.largest(u, LARGE.top)
+
+    def _key_scores(self) -> tuple[Tensor, Tensor]:
+        """m and u of every key, (B, H, N)."""
         x, unit = self.spread, self.spread.overall(True)[1].clamp_min(_SMALLEST_VARIANCE).sqrt()[..., None]
         linear, square = self.scale * x.mean_q * unit, 0.5 * self.scale**2 * x.var_q * unit.square()
         largest = torch.maximum(linear.abs(), square).amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_VARIANCE)
@@ -249,8 +255,7 @@ class Sampler:
         )
         y = (self.k.to(mean.dtype) - mean) * per_unit
         u = (y * (linear + square * y)).sum(dim=-1)
-        m = (y if self.center_keys else self.k.to(mean.dtype)).amax(dim=-1)
-        return self.keys.largest(m, LARGE.top), self.keys.largest(u, LARGE.top)
+        return (y if self.center_keys else self.k.to(mean.dtype)).amax(dim=-1), u
 
 
 def _of_each_token(x: Tensor, tokens: Tokens) -> Tensor:

@@ -24,6 +24,7 @@ from lln.ops.masks import sequence_of_positions
 from lln.ops.moments.op import Moments, Operands
 from lln.ops.moments.op import moments as moments_operation
 from lln.ops.moments.plain_sums import counts, without_padding
+from lln.ops.stretches import same_tokens, sums_of_all
 
 
 class Statistics(NamedTuple):
@@ -59,11 +60,11 @@ def differentiable_moments(x: Tensor, key_mask: Tensor | None = None, cu_seqlens
     x = without_padding(x.to(dtype), key_mask)
     count = counts(x, key_mask, cu_seqlens)
     if cu_seqlens is None:
-        return Moments(count, x.sum(dim=2), x.square().sum(dim=2))
+        return sums_of_all(Moments(count, x.sum(dim=2), x.square().sum(dim=2)))
     rows = x[0].transpose(0, 1)  # (N, H, D)
     zeros = rows.new_zeros(cu_seqlens.numel() - 1, *rows.shape[1:])
     segment = sequence_of_positions(cu_seqlens, x.shape[2])
-    return Moments(count, zeros.index_add(0, segment, rows), zeros.index_add(0, segment, rows.square()))
+    return sums_of_all(Moments(count, zeros.index_add(0, segment, rows), zeros.index_add(0, segment, rows.square())))
 
 
 def statistics_of(
@@ -83,7 +84,7 @@ def statistics_of(
     queries count too; with Nq != Nk every query counts. per="tensor" pools over samples and heads and repeats the
     result. `measure` is one of the functions above.
     """
-    query_mask = key_mask if q.shape[2] == k.shape[2] else None
+    query_mask = key_mask if same_tokens(q, k) else None
     of_q = _share_query_heads(measure(q, query_mask, cu_seqlens), k.shape[1])
     of_k = measure(k, key_mask, cu_seqlens)
     mean_q, var_q = _about_scalar_mean(_pool(of_q) if per == "tensor" else of_q, ddof)

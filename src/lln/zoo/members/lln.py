@@ -84,6 +84,7 @@ def card(name: str, title: str, equation: str, **flags: Any) -> Card:
 )
 class Lln(Mechanism):
     upcast = False
+    works_on_stretches = True
 
     def __init__(self, options: LlnOptions, shape: Shape) -> None:
         super().__init__(options, shape)
@@ -166,6 +167,7 @@ class LlnDiag(Lln):
 )
 class BlockDiagonal(Mechanism):
     upcast = False
+    works_on_stretches = True
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, is_causal: bool

@@ -69,7 +69,7 @@ def measure(name: str, sizes: dict[str, Any], seed: int) -> dict[str, Any]:
         signed.append(mixed[1])
         by_temperature.append([concentration(matrix_of(name, *draw_of(sizes, r, random))) for r in LENGTHS])
         by_tokens.append([
-            math.log2(n) - concentration(matrix_of(name, *draw_of({**sizes, "length": n}, 1.0, random)))[0]
+            math.log2(n) - float(row_entropy(matrix_of(name, *draw_of({**sizes, "length": n}, 1.0, random))).mean())
             for n in sizes["tokens"]
         ])  # fmt: skip
     heat = numpy.array(by_temperature, dtype=float)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching.matcher import MomentMatcher
 from lln.near_far_state import NearFarState
 from lln.state import LLNState
+from lln.torch_weights import arguments_of, load_torchs_names
 
 
 class _Projection(nn.Linear):
@@ -92,12 +93,23 @@ class LLNAttention(nn.Module):
         self.k_proj = _Projection(kdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
         self.v_proj = _Projection(vdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
         self.out_proj = _OutProjection(embed_dim, embed_dim, bias=bias, **place)
+        self.register_load_state_dict_pre_hook(load_torchs_names)
         self.matcher = self._matcher(matching, matching_options or {})
         if device is not None:
             self.matcher.to(device)
         # A second time, for the sake of those who make a model on the meta device and then call the reset_parameters
         # of each of its modules in turn: they draw twice too, and so get the same weights from the same seed.
         self._draw_weights()
+
+    @classmethod
+    def from_torch(cls, mha: nn.MultiheadAttention, **options: Any) -> Self:
+        """A layer with the weights of a torch module, to stand in its place; `options` as the layer takes them.
+
+        Weights trained with softmax want a fit besides, which `lln.convert` does for a whole model.
+        """
+        layer = cls(**{**arguments_of(mha), **options})
+        layer.load_state_dict(mha.state_dict())
+        return layer.train(mha.training)
 
     def _draw_weights(self) -> None:
         """The projections as torch.nn.MultiheadAttention starts them: Xavier, zero biases."""

@@ -1,6 +1,6 @@
 """Weights of torch.nn.MultiheadAttention for the layers that stand in for it.
 
-torch keeps the three projections in one matrix, in_proj_weight (3E, E), or in q_proj_weight, k_proj_weight and v_proj_weight where
+torch keeps the three projections in one matrix, in_proj_weight (3E, E), or in q_proj_weight and so on where
 keys and values have sizes of their own. The layers here have a linear map for each.
 """
 

@@ -143,7 +143,7 @@ def caching(prepare: Function, names: Names) -> Function:
     ) -> Any:
         attention = self.config.get_text_config(decoder=True)._attn_implementation
         if attention in names:
-            choose_cache(self, attention, generation_config, model_kwargs, generation_mode)
+            choose_cache(self, attention, generation_config, model_kwargs)
         return prepare(self, generation_config, model_kwargs, generation_mode, *args, **more)
 
     return replacement

@@ -73,14 +73,6 @@ def test_the_cache_does_not_grow() -> None:
     assert cache.get_seq_length() == 63
 
 
-def test_generate_refuses_what_needs_a_rollback() -> None:
-    model = make("llama")
-    with pytest.raises(ValueError, match="taken out of it again"):
-        _generate(model, True, prompt_lookup_num_tokens=3)
-    with pytest.raises(ValueError, match="taken out of it again"):
-        LLNCache.of(model).crop(-1)
-
-
 def test_generate_refuses_a_cache_of_keys() -> None:
     from transformers import DynamicCache
 

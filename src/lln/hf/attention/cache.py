@@ -4,7 +4,10 @@ A model hands new keys to `cache.update(k, v, layer)` and what comes back to its
 come back as they are, with the layer's state attached, so the function finds what came before.
 """
 
+import copy
+from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +21,16 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from lln.hf.attention import cache_files
+from lln.hf.attention.rollback import NOT_RECORDED, Before, History
 from lln.hf.modules import attention_modules
 from lln.hf.options import ATTENTIONS
 from lln.near_far import NearFarState
 from lln.state import LLNState
 
 NO_ROLLBACK = (
-    "a linear attention's past is a sum: tokens cannot be taken out of it again. Assisted decoding, prompt lookup and "
-    "anything else that crops the cache needs softmax attention"
+    "this layer runs a recurrence beside its attention, whose past cannot be taken back: no assisted decoding, prompt lookup "
+    "or anything else that crops the cache"
 )
 NO_KEYS = (
     "a linear attention keeps a state instead of keys and values, so there are none to hand out (Whisper's generate() does "
@@ -40,10 +45,13 @@ class LLNCacheLayer(CacheLayerMixin):
     """One layer's past: the sums of eq. 8 up to now and, for LLN+Diag, the block that is not full yet; or a `NearFarState`."""
 
     is_sliding = False
+    is_croppable = True
     supports_early_init = False
 
     def __init__(self) -> None:
         super().__init__()
+        self.record_past = False
+        self.history = History()
         self.seen = 0
         self.state: LLNState | NearFarState | None = None
         self.full: Tensor | None = (
@@ -84,8 +92,14 @@ class LLNCacheLayer(CacheLayerMixin):
         key_states.lln_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
-    def keep(self, state: LLNState | NearFarState, full: Tensor | None = None) -> None:
-        """The state after these keys, and `full` where rows are weighted by it.
+    def keep(
+        self,
+        state: LLNState | NearFarState,
+        full: Tensor | None = None,
+        tokens: int = 0,
+        again: Callable[[int, Any, Tensor | None], tuple[Any, Tensor | None]] | None = None,
+    ) -> None:
+        """The state after these `tokens`, and `full` where rows are weighted by it; `again` makes both for the first of them.
 
         Compiled graphs write it where the last one is: addresses stay the same.
         """
@@ -95,7 +109,9 @@ class LLNCacheLayer(CacheLayerMixin):
                 "them twice: generate with use_cache=False"
             )
         self.waiting, self.is_initialized = False, True
-        if self.state is None or not torch.compiler.is_compiling():
+        if self.record_past and again is not None:
+            self.history.add(Before(self.seen - tokens, self.state, self.full, again))
+        if self.state is None or self.record_past or not torch.compiler.is_compiling():
             self.state, self.full = state, full
             return
         if self.full is not None and full is not None:
@@ -125,27 +141,39 @@ class LLNCacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.seen, self.state, self.full, self.is_initialized, self.waiting = 0, None, None, False, False
+        self.history.clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        self.history.clear()  # of other samples than those that go on
         if self.state is not None:
             self.state = self.state.repeat_interleave(repeats)
         if self.full is not None:
             self.full = self.full.repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        self.history.clear()
         if self.state is not None:
             self.state = self.state.select(indices)
         if self.full is not None:
             self.full = self.full.index_select(0, indices.to(self.full.device))
 
-    def crop(self, *_: Any) -> None:
-        raise ValueError(NO_ROLLBACK)
-
     def activate_past_recording(self) -> None:
-        raise ValueError(NO_ROLLBACK)
+        """From now on remember what the state was before each piece of tokens, so that `crop` can go back to it."""
+        self.record_past = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the last tokens back; a negative number says how many, as transformers has it."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes a negative number, how many tokens to take back; got {tokens_to_remove}")
+        if tokens_to_remove == 0 or self.seen == 0:
+            return
+        if not self.record_past:
+            raise ValueError(NOT_RECORDED)
+        self.state, self.full = self.history.back_to(self.seen + tokens_to_remove)
+        self.seen += tokens_to_remove
 
     def offload(self) -> None:
         raise ValueError("the state is small and constant: it is not offloaded; leave cache_implementation unset")
@@ -223,9 +251,40 @@ class LLNCache(Cache):
         seen = self.get_seq_length()
         return (seen + query_length, 0) if looks_back else (query_length, seen)
 
+    def snapshot(self) -> "LLNCache":
+        """A copy with memory of its own: go on from it later, or several times; `batch_repeat_interleave` makes it a batch."""
+        twin = copy.copy(self)
+        twin.layers = [_copied(layer) for layer in self.layers]
+        return twin
+
+    def save(self, path: str | Path) -> Path:
+        """Write the states to a safetensors file, for `LLNCache.load`: one prompt for many continuations."""
+        others = [type(layer).__name__ for layer in self.layers if type(layer) is not LLNCacheLayer]
+        if others:
+            raise ValueError(f"only states of linear attention are saved, and this cache also holds a {others[0]}")
+        cache_files.write(Path(path), self.layers)
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | Path, model: nn.Module) -> "LLNCache":
+        """The cache that `save` wrote, for the same model."""
+        cache = LLNCache.of(model)
+        cache_files.read(Path(path), cache.layers, next(model.parameters()).device)
+        return cache
+
     def nbytes(self) -> int:
         """Bytes the linear layers' states take."""
         return sum(layer.nbytes() for layer in self.layers if isinstance(layer, LLNCacheLayer))
+
+
+def _copied(layer: Any) -> Any:
+    if not isinstance(layer, LLNCacheLayer) or isinstance(layer, LLNAndRecurrentLayer):
+        return copy.deepcopy(layer)
+    twin = LLNCacheLayer()
+    twin.seen, twin.record_past, twin.is_initialized = layer.seen, layer.record_past, layer.is_initialized
+    twin.state = None if layer.state is None else layer.state.clone()
+    twin.full = None if layer.full is None else layer.full.clone()
+    return twin
 
 
 def _linear(layer: Any) -> Any:

@@ -6,6 +6,8 @@ alone, are softmax.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from lln.attention import lln_attention, lln_diag_attention
 from lln.conversion.parameters import LLNParameters
 from lln.dense import block_diagonal_matrix, lln_matrix
+from lln.hf.attention.cache import LLNCacheLayer
 from lln.hf.attention.call import Call, in_rows, read_call, refuse_growing_cache
 from lln.hf.attention.near_far import near_far_output, near_far_weights
 from lln.hf.attention.row_weights import row_weights
@@ -80,13 +83,25 @@ def attend(call: Call, attention: str) -> Result:
         out, state = _output(call, options, parameters, scales, blocks)
     if call.layer is not None:
         assert state is not None
-        call.layer.keep(state, full)
+        again = partial(_again, call, attention) if call.layer.record_past else None
+        call.layer.keep(state, full, call.q.shape[2], again)
     weights = None
     if call.weights_wanted:
         _refuse_weights(call)
         made = (call, options, parameters, scales)
         weights = near_far_weights(*made) if near_far else _weights(*made, blocks)
     return in_rows(out, batch).transpose(1, 2).contiguous(), weights
+
+
+def _again(call: Call, attention: str, tokens: int, state: Any, full: Tensor | None) -> tuple[Any, Tensor | None]:
+    """State and full after the first `tokens` of a call, from those before it."""
+    layer = LLNCacheLayer()
+    layer.state, layer.full, layer.waiting = state, full, True
+    first = {name: getattr(call, name)[:, :, :tokens] for name in ("q", "k", "v")}
+    mask = None if call.key_mask is None else call.key_mask[:, :tokens]
+    with torch.no_grad():
+        attend(replace(call, **first, key_mask=mask, layer=layer, weights_wanted=False), attention)
+    return layer.state, layer.full
 
 
 def _refuse_other_parameters(parameters: LLNParameters, attention: str) -> None:

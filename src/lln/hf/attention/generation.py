@@ -3,16 +3,13 @@
 from typing import Any
 
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation.configuration_utils import GenerationMode
 
-from lln.hf.attention.cache import NO_ROLLBACK, LLNCache
+from lln.hf.attention.cache import LLNCache
 from lln.hf.options import ATTENTIONS
 
 
-def choose_cache(model: Any, attention: str, generation_config: Any, model_kwargs: dict[str, Any], mode: Any) -> None:
+def choose_cache(model: Any, attention: str, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
     """Put an LLNCache into `model_kwargs` where generate() would make a growing one."""
-    if mode == GenerationMode.ASSISTED_GENERATION:
-        raise ValueError(NO_ROLLBACK)
     given = model_kwargs.get("past_key_values")
     inner = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
     if given is None and generation_config.use_cache is False:
@@ -32,6 +29,8 @@ def choose_cache(model: Any, attention: str, generation_config: Any, model_kwarg
             "a state of constant size: leave it unset"
         )
     cache: Any = LLNCache.of(model)
+    if generation_config.is_assistant:  # what it proposes may be taken back
+        cache.activate_past_recording()
     if getattr(model.config, "add_cross_attention", False) or model.config.is_encoder_decoder:
         cache = EncoderDecoderCache(cache, DynamicCache())
     model_kwargs["past_key_values"] = cache

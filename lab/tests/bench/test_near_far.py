@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PreTrainedTokenizerFast
 
-from lln_lab.bench import near_far, near_far_terms
+from lln.hf import LayerShape, LLNParameters
+from lln.near_far_fit import near_far_parts
+from lln_lab.bench import near_far, near_far_suspects, near_far_terms
 from lln_lab.bench.attention_of import attention_of
 from lln_lab.bench.near_far_terms_plot import draw
 from lln_lab.bench.token_losses import STRETCH, interval
@@ -88,6 +91,42 @@ def test_an_interval_is_of_stretches_and_not_of_tokens() -> None:
     found = interval(steps.repeat_interleave(STRETCH, dim=1))
     assert found["mean"] == pytest.approx(float(steps.mean()))
     assert found["half_width"] == pytest.approx(1.96 * float(steps.std()) / 32**0.5)
+
+
+def test_the_dense_form_of_the_suspects_is_the_operation() -> None:
+    own = LLNParameters(LayerShape(4, 2, 8, near_far=True))
+    own.set(feature_bias=torch.randn(4, 8), beta=torch.tensor([0.5, 1.5]))
+    q, k, v = torch.randn(1, 4, 90, 8), torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 8)
+    module = SimpleNamespace(lln=own)
+    plan = near_far_suspects.Plan("", "", "", block_size=8, neighbours=1, first_tokens=3)
+    scene = near_far_suspects.Scene(module, 3 * q, k, v, 0.4, plan)
+    found = scene.parts(*near_far_suspects.VARIANTS["the operation"])
+    alpha, beta, bias = own.for_attention(torch.float32)
+    expected = near_far_parts(
+        3 * q,
+        k,
+        v,
+        alpha,
+        beta,
+        feature_bias=bias,
+        block_size=8,
+        neighbours=1,
+        first_tokens=3,
+        scale=0.4,
+        is_causal=True,
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other[0], rtol=1e-3, atol=1e-4)
+
+
+def test_every_suspect_has_a_row_and_each_fit_is_nearer_than_near_alone(causal: Path, texts: Path, tmp_path: Path) -> None:
+    plan = near_far_suspects.Plan(
+        str(causal), str(texts), str(texts), length=192, join=0, texts=1, test_texts=2, block_size=8
+    )
+    rows = near_far_suspects.run(plan, tmp_path / "found.json", lambda what: None)["rows"]
+    errors = {row["variant"]: row["error"] for row in rows}
+    assert list(errors) == [near_far_suspects.NEAR_ALONE, *near_far_suspects.VARIANTS]
+    assert max(errors.values()) == errors[near_far_suspects.NEAR_ALONE]
 
 
 def test_the_model_is_as_it_was_afterwards(encoder: Path) -> None:

@@ -8,6 +8,7 @@ from lln_lab.cli.bench_instruments import instruments
 from lln_lab.cli.bench_kernels import kernels
 from lln_lab.cli.bench_matching import matching, matching_model
 from lln_lab.cli.bench_near_far import near_far
+from lln_lab.cli.bench_near_far_suspects import near_far_suspects
 from lln_lab.cli.bench_near_far_terms import near_far_terms
 from lln_lab.cli.bench_operator import operator
 from lln_lab.cli.bench_peers import peers
@@ -29,6 +30,7 @@ for _benchmark in (
     sums,
     near_far,
     near_far_terms,
+    near_far_suspects,
     start,
 ):
     app.command()(_benchmark)

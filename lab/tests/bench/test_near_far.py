@@ -119,7 +119,9 @@ def test_the_dense_form_of_the_suspects_is_the_operation() -> None:
         torch.testing.assert_close(one, other[0], rtol=1e-3, atol=1e-4)
 
 
-def test_every_suspect_has_a_row_and_each_fit_is_nearer_than_near_alone(causal: Path, texts: Path, tmp_path: Path) -> None:
+def test_every_suspect_has_a_row_and_each_fit_is_nearer_than_near_alone(
+    causal: Path, texts: Path, tmp_path: Path
+) -> None:
     plan = near_far_suspects.Plan(
         str(causal), str(texts), str(texts), length=192, join=0, texts=1, test_texts=2, block_size=8
     )

@@ -51,5 +51,5 @@ def test_runs_are_interleaved_and_slow_ones_run_once() -> None:
 
 
 def test_timings_are_medians_with_their_spread() -> None:
-    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0], [3.0, 2.0])
     assert (timing.median, timing.fastest, timing.quartiles) == (3.0, 1.0, (2.0, 4.0))

@@ -14,6 +14,7 @@ from lln.ops import diag as diag_ops
 from lln.ops import lln as lln_ops
 from lln.ops.backends import AUTO
 from lln.ops.blocks.continued import continue_blocks
+from lln.ops.blocks.open_block import OpenBlock
 from lln.ops.checks import check_block_size, check_boundaries, check_masks, check_one_length, check_qkv, refuse_unknown
 from lln.ops.diag.both import mixed
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
@@ -259,19 +260,33 @@ def lln_diag_attention(
         if not apart:
             return diag_ops.diag(x, backend).out
         past = _lln_operands(far_q, far_k, v, scales, key_mask, cu_seqlens, is_causal, state, block_size)
+        start, block = past.start, None if state is None else state.block
+        if branch_transform is None and start is not None and block is not None and _is_step(x, start, block):
+            step = diag_ops.diag_step(diag_ops.StepOperands.of(x, start, block), backend)
+            after = LLNState(
+                step.maximum, step.summed, step.normaliser, past.alpha.detach(), past.beta.detach(), step.block
+            )
+            return (step.out, after) if return_state else step.out
         found = lln_ops.attention(past, backend)
-        far, block = found.out, None
+        far = found.out
         if state is None and not return_state:
             near = block_ops.blocks(x.blocks, backend).out
         else:
-            open_before = None if state is None else state.block
             near, block = continue_blocks(
-                q, k, v, open_before, block_size=block_size, scale=x.scale, key_mask=key_mask, backend=backend
+                q, k, v, block, block_size=block_size, scale=x.scale, key_mask=key_mask, backend=backend
             )
         if branch_transform is not None:
             far, near = branch_transform(far), branch_transform(near)
         out = mixed(near, far, x.weight, q)
     return (out, replace(_state(found, scales), block=block)) if return_state else out
+
+
+def _is_step(x: diag_ops.Operands, start: lln_ops.State, block: OpenBlock) -> bool:
+    """Whether one token is decoded and nobody will ask for gradients."""
+    if x.q.shape[2] != 1 or torch._C._are_functorch_transforms_active():
+        return False
+    given = (x.q, x.k, x.v, x.lln_q, x.lln_k, x.alpha, x.beta, x.bias, x.weight, *start, block.keys, block.values)
+    return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given))
 
 
 class _Scales(NamedTuple):

@@ -21,6 +21,7 @@ from lln.ops.native.interface import (
     BlockCall,
     Call,
     DiagCall,
+    DiagStepCall,
     MatchCall,
     MomentsCall,
     NearFarCall,
@@ -101,6 +102,7 @@ class Drawing:
             MatchCall: self._match,
             BlockCall: self._block,
             DiagCall: self._diag,
+            DiagStepCall: self._step,
             NearFarCall: self._near_far,
             NearFarStepCall: self._near_far_step,
         }
@@ -200,6 +202,34 @@ class Drawing:
         if self.rng.random() < 0.5:
             self.strided(drawn, "lln_out", self.dtype, of_out)
             self.dense(drawn, "dweight", FLOAT32, of_out[:3], written=True)
+
+    def _step(self, drawn: Drawn) -> None:
+        self.rows, self.packed, self.sequences, drawn.rows = 1, False, self.batch, 1
+        heads, size, drawn.call.scale = self.key_heads * self.groups, self.rng.choice((1, 5, 64)), 0.3
+        self._qkv(drawn, same_rows=True)
+        dim = self.dim
+        if self.rng.random() < 0.4:
+            dim = self.rng.choice((1, 8, 33))
+            for name, own in (("lln_q", heads), ("lln_k", self.key_heads)):
+                self.strided(drawn, name, self.dtype, (self.batch, own, 1, dim))
+        of_queries, of_keys = (self.batch, heads, dim), (self.batch, self.key_heads, dim)
+        for name, shape in {"alpha": of_queries, "beta": of_keys, "bias": of_queries}.items():
+            self.dense(drawn, name, FLOAT32, shape)
+        for name, shape in {"maximum": of_keys, "summed": (*of_keys, self.value_dim), "normaliser": of_keys}.items():
+            dtype = FLOAT32 if name == "maximum" else FLOAT64
+            self.dense(drawn, f"start_{name}", dtype, shape)
+            self.dense(drawn, name, dtype, shape, written=True)
+        self._weight(drawn, 1)
+        self.result(drawn, "out", (self.batch, heads, 1, self.value_dim))
+        rows = (self.batch, self.key_heads, size)
+        for end in ("", "_after"):
+            self.dense(drawn, f"keys{end}", self.dtype, (*rows, self.dim), written=bool(end))
+            self.dense(drawn, f"values{end}", self.dtype, (*rows, self.value_dim), written=bool(end))
+            self.dense(drawn, f"counts{end}", BOOL, (self.batch, size), written=bool(end))
+            self.dense(drawn, f"started{end}", BOOL, (self.batch,), written=bool(end))
+        filled = as_words([self.rng.randrange(size) for _ in range(self.batch)])
+        self._place(drawn, "filled", INT64, (self.batch,), (1,), filled)
+        self.dense(drawn, "filled_after", INT64, (self.batch,), written=True)
 
     def _near_far(self, drawn: Drawn) -> None:
         heads, call = self.key_heads * self.groups, drawn.call

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from lln.ops.blocks import blocks
-from lln.ops.diag import diag
+from lln.ops.diag import diag, diag_step
 from lln.ops.lln import attention
 from lln.ops.near_far import near_far
 from lln.ops.operation import Operation
 
-OPERATIONS = {operation.name: operation for operation in (attention, blocks, diag, near_far)}
+OPERATIONS = {operation.name: operation for operation in (attention, blocks, diag, diag_step, near_far)}
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 refusals: Counter[str] = Counter()  # how often a backend would not take what was drawn, and why

@@ -1,4 +1,8 @@
-"""Timing side by side: machines are shared and noisy, so what counts is a ratio of medians from interleaved runs."""
+"""Timing side by side: machines are shared and noisy, so what counts is a ratio from interleaved runs.
+
+Of medians, where the machine is quiet. Where others use it too, waiting for a core is most of a call's time; the least CPU time
+of many runs is what is left of the call itself.
+"""
 
 import statistics
 import time
@@ -15,13 +19,14 @@ class Timing:
     fastest: float
     quartiles: tuple[float, float]
     runs: int
+    least_cpu: float  # of all threads together
 
     @staticmethod
-    def of(seconds: list[float]) -> "Timing":
+    def of(seconds: list[float], cpu_seconds: list[float]) -> "Timing":
         ordered = sorted(seconds)
         last = len(ordered) - 1
         quartiles = (ordered[last // 4], ordered[last - last // 4])
-        return Timing(statistics.median(ordered), ordered[0], quartiles, len(ordered))
+        return Timing(statistics.median(ordered), ordered[0], quartiles, len(ordered), min(cpu_seconds))
 
 
 def interleaved(
@@ -29,16 +34,18 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Run every function in turn, `repeats` times after `warmup` rounds; one that takes over `slow` seconds runs once."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in functions}
     done: set[str] = set()
     for round_ in range(warmup + repeats):
         for name, function in functions.items():
             if name in done:
                 continue
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             function()
-            taken = time.perf_counter() - start
+            taken, cpu_taken = time.perf_counter() - start, time.process_time() - cpu_start
             if round_ >= warmup or taken > slow:
                 seconds[name].append(taken)
+                cpu_seconds[name].append(cpu_taken)
             if taken > slow:
                 done.add(name)
-    return {name: Timing.of(taken) for name, taken in seconds.items()}
+    return {name: Timing.of(taken, cpu_seconds[name]) for name, taken in seconds.items()}

@@ -115,6 +115,8 @@ def _row(plan: Plan, timing: Timing, base: Timing, length: int, backward: bool) 
         "fastest": 1e3 * timing.fastest,
         "ratio": timing.median / base.median,
         "ratio_of_fastest": timing.fastest / base.fastest,
+        "least_cpu_milliseconds": 1e3 * timing.least_cpu,
+        "ratio_of_least_cpu": timing.least_cpu / base.least_cpu,
         "runs": timing.runs,
         **roofline.achieved(timing.fastest, plan.heads, length, plan.head_dim, backward),
     }
@@ -164,7 +166,7 @@ def measure_long(plan: Plan) -> dict[str, Any]:
 
 
 def measure_decode(plan: Plan, steps: int = 300) -> dict[str, Any]:
-    """Time for one token after 1,000 and after `long_length` tokens, 12 heads, interleaved."""
+    """One token after 1,000 and after `long_length` tokens, of LLN; and of LLN and LLN+Diag after 1,000. All interleaved."""
     heads, dim, forward = plan.heads, plan.head_dim, attention.backends["native"].forward
     scale = torch.full((1, heads, dim), ALPHA)
     token = torch.randn(1, heads, 1, dim)
@@ -177,10 +179,18 @@ def measure_decode(plan: Plan, steps: int = 300) -> dict[str, Any]:
             state = found.state.with_sums_in(torch.float64)
         step = Operands(token, token, token, scale, scale, is_causal=True).starting_from(state)
         functions[str(position)] = partial(forward, step)
+    piece = torch.randn(1, heads, 1000, dim)
+    for name, function in (("lln", lln_attention), ("diag", lln_diag_attention)):
+        causal = partial(function, alpha=ALPHA, beta=BETA, is_causal=True, return_state=True, backend="native")
+        functions[name] = partial(causal, token, token, token, state=causal(piece, piece, piece)[1])
     timings = interleaved(functions, repeats=steps, warmup=20)
     early, late = (timings[str(position)] for position in (1000, plan.long_length))
     return {
         "positions": [1000, plan.long_length],
         "microseconds": [1e6 * early.median, 1e6 * late.median],
         "ratio": late.median / early.median,
+        "lln_microseconds": 1e6 * timings["lln"].median,
+        "diag_microseconds": 1e6 * timings["diag"].median,
+        "diag_to_lln": timings["diag"].median / timings["lln"].median,
+        "diag_to_lln_of_least_cpu": timings["diag"].least_cpu / timings["lln"].least_cpu,
     }

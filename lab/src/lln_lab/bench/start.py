@@ -1,12 +1,12 @@
 """Cold start: how long the library and the command take from nothing, against a bare `import torch`."""
 
+import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
-
-from lln.measuring.timing import interleaved
 
 COMMAND = "import sys; sys.argv = ['lln', {option!r}]; import lln_cli; lln_cli.main()"
 FIRST_CALL = "q = torch.randn(1, 2, 64, 16); lln.{function}(q, q, q)"
@@ -23,15 +23,36 @@ STARTS = {
 
 
 def run(repeats: int, progress: Callable[[str], None], starts: Sequence[str] = tuple(STARTS)) -> dict[str, Any]:
-    """Median seconds of a fresh interpreter for each, interleaved after a round that fills the disk's cache."""
+    """A fresh interpreter for each, interleaved after a round that fills the disk's cache.
 
-    def start(name: str) -> None:
-        progress(name)
-        subprocess.run([sys.executable, "-c", STARTS[name]], check=True, stdout=subprocess.DEVNULL)
-
-    times = interleaved({name: partial(start, name) for name in starts}, repeats=repeats, slow=float("inf"))
-    bare = times[BARE].median
+    Median seconds, and the least CPU time, which neighbours on the machine change little.
+    """
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
+    for round_ in range(1 + repeats):
+        for name in starts:
+            progress(name)
+            taken = _start(name)
+            if round_ > 0:
+                runs[name].append(taken)
+    seconds = {name: statistics.median(wall for wall, _ in taken) for name, taken in runs.items()}
+    cpu = {name: min(cpu for _, cpu in taken) for name, taken in runs.items()}
     return {
         "repeats": repeats,
-        "starts": {name: {"seconds": x.median, "ratio_to_import_torch": x.median / bare} for name, x in times.items()},
+        "starts": {
+            name: {
+                "seconds": seconds[name],
+                "ratio_to_import_torch": seconds[name] / seconds[BARE],
+                "least_cpu_seconds": cpu[name],
+                "cpu_ratio_to_import_torch": cpu[name] / cpu[BARE],
+            }
+            for name in starts
+        },
     }
+
+
+def _start(name: str) -> tuple[float, float]:
+    """Seconds, and seconds of CPU time, that a fresh interpreter takes."""
+    start, before = time.perf_counter(), os.times()
+    subprocess.run([sys.executable, "-c", STARTS[name]], check=True, stdout=subprocess.DEVNULL)
+    wall, after = time.perf_counter() - start, os.times()
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system

@@ -42,6 +42,7 @@ def kernels(
     console.print(_memory_table(result))
     decode = result["decode"]
     console.print(f"one token after {decode['positions'][1]:,} tokens takes {decode['ratio']:.2f} of that after 1,000")
+    console.print(f"one token of LLN+Diag takes {decode['diag_to_lln']:.2f} of one of LLN")
     written = write_result(out / "kernels.json", result, plan.seed)
     console.print(f"written: {written} and {save(draw, result, out / 'kernels.png')}")
 

@@ -62,16 +62,8 @@ def _continue_with_one_token(
     q: Tensor, k: Tensor, v: Tensor, block: OpenBlock, scale: float, counts: Tensor, backend: str
 ) -> tuple[Tensor, OpenBlock]:
     """`continue_blocks` for decoding: one row of the open block instead of all of them."""
-    slot = block.filled[:, None]  # (B, 1)
-    keys, values = (
-        whole.scatter(2, slot[:, None, :, None].expand_as(x), x) for whole, x in ((block.keys, k), (block.values, v))
-    )
-    seen = block.counts.scatter(1, slot, counts)
-    started = block.started | counts[:, 0]
-    out = open_block(OpenOperands(q, keys, values, seen, scale), backend).out
-    taken = block.filled + started
-    is_open = taken < block.size  # else the next token starts an empty block
-    return out, OpenBlock(keys, values, seen & is_open[:, None], taken * is_open, started)
+    keys, values, seen, after = block.with_token(k, v, counts)
+    return open_block(OpenOperands(q, keys, values, seen, scale), backend).out, after
 
 
 def blocks_as_samples(

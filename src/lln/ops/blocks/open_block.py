@@ -24,3 +24,15 @@ class OpenBlock:
         """Refuse a block that says it holds more than it has room for; reads values."""
         if any(not 0 <= filled < self.size for filled in self.filled.tolist()):
             raise ValueError(f"block.filled of the state must be from 0 to {self.size - 1}, got {self.filled.tolist()}")
+
+    def with_token(self, k: Tensor, v: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, "OpenBlock"]:
+        """Keys, values and which of them count, with one more of each (B, Hk, 1, D), (B, 1); and the block open after it."""
+        slot = self.filled[:, None]  # (B, 1)
+        keys, values = (
+            whole.scatter(2, slot[:, None, :, None].expand_as(x), x) for whole, x in ((self.keys, k), (self.values, v))
+        )
+        seen = self.counts.scatter(1, slot, counts)
+        started = self.started | counts[:, 0]
+        taken = self.filled + started
+        is_open = taken < self.size  # else the next token starts an empty block
+        return keys, values, seen, OpenBlock(keys, values, seen & is_open[:, None], taken * is_open, started)

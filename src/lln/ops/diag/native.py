@@ -2,6 +2,7 @@
 
     forward     LLN and the blocks write each row once, mixed: w_i LLN_i + (1 - w_i) Diag_i
     backward    LLN from w_i dout_i, scaled as it is read; then the blocks from (1 - w_i) dout_i, which add to LLN's gradients
+    step        one more token: LLN from its sums, one row of the open block, and the state after it
 
 No scaled gradient, no block output and no sum of the two is ever held in memory.
 """
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from lln.ops.backends import Backend
 from lln.ops.diag.op import Operands, Results
+from lln.ops.diag.step import StepOperands, StepResults
 from lln.ops.lln.op import State
 from lln.ops.native.call import available, boundaries, dense, empty_result, run, supports
 
 PARAMETERS = ("alpha", "beta", "bias")
+OF_START = ("start_maximum", "start_summed", "start_normaliser")
+OF_BLOCK = ("keys", "values", "counts", "filled", "started")
 
 
 def forward(x: Operands) -> Results:
@@ -46,6 +50,18 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
     return found
 
 
+def step(x: StepOperands) -> StepResults:
+    out = empty_result(x.q, x.v.shape[-1])
+    state = State.uninitialised(x.beta, x.v.shape[-1], torch.float64)
+    before = {n: dense(getattr(x, n)) for n in (*PARAMETERS, *OF_START, *OF_BLOCK)}
+    for name in OF_START[1:]:
+        before[name] = before[name].double()  # type: ignore[union-attr]  # the kernel goes on from sums in double
+    block = {name: torch.empty_like(before[name]) for name in OF_BLOCK}  # type: ignore[arg-type]
+    after = {f"{name}_after": t for name, t in block.items()}
+    run("diag_step", **x._asdict() | before, **state._asdict(), **after, out=out)
+    return StepResults(out, *state.with_sums_in(x.start_summed.dtype), **block)
+
+
 def _fields(x: Operands) -> dict[str, Any]:
     """The operands as the kernel takes them."""
     fields = x._asdict()
@@ -56,8 +72,9 @@ def _fields(x: Operands) -> dict[str, Any]:
     return fields | {"cu_seqlens": boundaries(x.cu_seqlens), "block_size": block_size}
 
 
-def _refuses(x: Operands) -> str | None:
+def _refuses(x: Operands | StepOperands) -> str | None:
     return supports(x.q, x.k, x.v) or (None if x.lln_q is None or x.lln_k is None else supports(x.lln_q, x.lln_k))
 
 
 NATIVE = Backend("native", forward, backward, _refuses, available, expected_on="cpu")
+NATIVE_STEP = Backend("native", step, None, _refuses, available, expected_on="cpu")

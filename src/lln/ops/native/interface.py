@@ -62,6 +62,17 @@ class DiagCall(Call):
     ]
 
 
+class DiagStepCall(Call):
+    _fields_ = [
+        *_integers("isa threads"),
+        ("scale", c_double),
+        *_views("q k v lln_q lln_k alpha beta bias weight key_mask"),
+        *_views("start_maximum start_summed start_normaliser maximum summed normaliser out"),
+        *_views("keys values counts filled started"),
+        *_views("keys_after values_after counts_after filled_after started_after"),
+    ]
+
+
 class NearFarCall(Call):
     _fields_ = [
         *_integers("isa threads is_causal parameter_grads block_size neighbours first_tokens"),
@@ -103,6 +114,7 @@ CALLS: dict[str, type[Call]] = {
     "block_backward": BlockCall,
     "diag_forward": DiagCall,
     "diag_backward": DiagCall,
+    "diag_step": DiagStepCall,
     "near_far_forward": NearFarCall,
     "near_far_backward": NearFarCall,
     "near_far_step": NearFarStepCall,
@@ -114,6 +126,7 @@ SIZES = {
     "attention_call_bytes": ctypes.sizeof(AttentionCall),
     "block_call_bytes": ctypes.sizeof(BlockCall),
     "diag_call_bytes": ctypes.sizeof(DiagCall),
+    "diag_step_call_bytes": ctypes.sizeof(DiagStepCall),
     "near_far_call_bytes": ctypes.sizeof(NearFarCall),
     "near_far_step_call_bytes": ctypes.sizeof(NearFarStepCall),
     "moments_call_bytes": ctypes.sizeof(MomentsCall),

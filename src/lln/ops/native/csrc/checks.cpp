@@ -222,3 +222,58 @@ const char* check(const DiagCall& call, Pass pass, DiagProblem& p) {
     p.near.add_to_dq_dk = !apart, p.near.add_to_dv = 1;
     return nullptr;
 }
+
+static void check_open_block(Checks& is, const View& keys, const View& values, const View& counts, const View& filled,
+                             const View& started, int64_t dtype, const Sizes& of_keys, int64_t value_dim) {
+    const int64_t batch = of_keys.size[0], size = of_keys.size[2];
+    is.dense("keys of the block", keys, dtype, of_keys);
+    is.dense("values of the block", values, dtype, {batch, of_keys.size[1], size, value_dim});
+    is.dense("counts of the block", counts, BOOL, {batch, size});
+    is.dense("filled of the block", filled, INT64, {batch});
+    is.dense("started of the block", started, BOOL, {batch});
+}
+
+static OpenBlock open_block(const View& keys, const View& values, const View& counts, const View& filled, const View& started) {
+    return {keys.data, values.data, pointer<uint8_t>(counts), pointer<int64_t>(filled), pointer<uint8_t>(started)};
+}
+
+const char* check(const DiagStepCall& call, DiagStepProblem& p) {
+    const bool apart = is_given(call.lln_q);
+    BlockCall near = {};
+    near.isa = call.isa, near.threads = call.threads, near.scale = call.scale, near.one_block = 1, near.block_size = 1;
+    near.q = call.q, near.k = call.keys_after, near.v = call.values_after, near.out = call.out;
+    if (const char* wrong = check(near, FORWARD, p.near)) return wrong;
+
+    AttentionCall far = {};
+    far.isa = call.isa, far.threads = call.threads, far.is_causal = 1;
+    far.q = apart ? call.lln_q : call.q, far.k = apart ? call.lln_k : call.k, far.v = call.v, far.key_mask = call.key_mask;
+    far.alpha = call.alpha, far.beta = call.beta, far.bias = call.bias, far.out = call.out;
+    far.start_maximum = call.start_maximum, far.start_summed = call.start_summed, far.start_normaliser = call.start_normaliser;
+    far.maximum = call.maximum, far.summed = call.summed, far.normaliser = call.normaliser;
+    if (const char* wrong = check(far, FORWARD, p.far)) return wrong;
+
+    Checks is;
+    const int64_t batch = call.q.size[0], heads = call.keys_after.size[1], dim = call.q.size[3], value_dim = call.v.size[3];
+    is.require(is_given(call.start_maximum), "a step goes on from a state");
+    is.require(apart || !is_given(call.lln_k), "lln_q and lln_k go together");
+    is.require(call.q.size[2] == 1 && far.q.size[2] == 1, "a step takes one token, got %lld", (long long)call.q.size[2]);
+    is.view("k", call.k, call.q.dtype, {batch, heads, 1, dim});
+    is.view("v", call.v, call.q.dtype, {batch, heads, 1, value_dim});
+    is.require(is_given(call.weight), "weight is missing");
+    check_row_weights(is, call.weight, call.q);
+    const Sizes of_keys = {batch, heads, call.keys_after.size[2], dim};
+    check_open_block(is, call.keys_after, call.values_after, call.counts_after, call.filled_after, call.started_after, call.q.dtype,
+                     of_keys, value_dim);
+    check_open_block(is, call.keys, call.values, call.counts, call.filled, call.started, call.q.dtype, of_keys, value_dim);
+    for (int64_t b = 0; b < batch && is.passed(); ++b) {
+        const int64_t filled = pointer<int64_t>(call.filled)[b];
+        is.require(filled >= 0 && filled < of_keys.size[2], "filled of the block must be from 0 to %lld, got %lld",
+                   (long long)of_keys.size[2] - 1, (long long)filled);
+    }
+    if (!is.passed()) return is.failure();
+    p.near.far = p.near.out, p.near.weight = row_weights(call.weight);
+    p.k = tensor(call.k), p.v = tensor(call.v);
+    p.before = open_block(call.keys, call.values, call.counts, call.filled, call.started);
+    p.after = open_block(call.keys_after, call.values_after, call.counts_after, call.filled_after, call.started_after);
+    return nullptr;
+}

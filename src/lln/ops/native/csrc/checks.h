@@ -11,5 +11,6 @@ const char* check(const MomentsCall& call, MomentsProblem& problem);
 const char* check(const MatchCall& call, MatchProblem& problem);
 const char* check(const BlockCall& call, Pass pass, BlockProblem& problem);
 const char* check(const DiagCall& call, Pass pass, DiagProblem& problem);
+const char* check(const DiagStepCall& call, DiagStepProblem& problem);
 const char* check(const NearFarCall& call, Pass pass, NearFarProblem& problem);
 const char* check(const NearFarStepCall& call, NearFarStepProblem& problem);

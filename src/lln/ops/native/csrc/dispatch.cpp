@@ -14,6 +14,7 @@
     void block_backward(const BlockProblem&);  \
     void diag_forward(const DiagProblem&);     \
     void diag_backward(const DiagProblem&);    \
+    void diag_step(const DiagStepProblem&);    \
     void near_far_forward(const NearFarProblem&);   \
     void near_far_backward(const NearFarProblem&);  \
     void near_far_step(const NearFarStepProblem&);  \
@@ -39,6 +40,7 @@ struct Kernel {
     void (*block_backward)(const BlockProblem&);
     void (*diag_forward)(const DiagProblem&);
     void (*diag_backward)(const DiagProblem&);
+    void (*diag_step)(const DiagStepProblem&);
     void (*near_far_forward)(const NearFarProblem&);
     void (*near_far_backward)(const NearFarProblem&);
     void (*near_far_step)(const NearFarStepProblem&);
@@ -47,8 +49,8 @@ struct Kernel {
 #define KERNEL(isa, condition)                                                                                      \
     {                                                                                                               \
         #isa, [] { return bool(condition); }, isa::forward, isa::backward, isa::moments, isa::match, isa::block_forward, \
-            isa::block_backward, isa::diag_forward, isa::diag_backward, isa::near_far_forward, isa::near_far_backward, \
-            isa::near_far_step                                                                                      \
+            isa::block_backward, isa::diag_forward, isa::diag_backward, isa::diag_step, isa::near_far_forward,         \
+            isa::near_far_backward, isa::near_far_step                                                              \
     }
 
 const Kernel kernels[] = {
@@ -69,6 +71,7 @@ bool has_work(const MomentsProblem& p) { return p.sequences > 0; }
 bool has_work(const MatchProblem& p) { return p.k.sequences > 0; }
 bool has_work(const BlockProblem& p) { return p.sequences > 0 && p.query_rows > 0; }
 bool has_work(const DiagProblem& p) { return has_work(p.near); }
+bool has_work(const DiagStepProblem& p) { return has_work(p.near); }
 
 template <class Call, class Problem_, class... Pass_>
 const char* run(const Call* call, void (*Kernel::*function)(const Problem_&), Pass_... pass) {
@@ -95,6 +98,7 @@ EXPORT int64_t lln_moments_call_bytes() { return sizeof(MomentsCall); }
 EXPORT int64_t lln_match_call_bytes() { return sizeof(MatchCall); }
 EXPORT int64_t lln_block_call_bytes() { return sizeof(BlockCall); }
 EXPORT int64_t lln_diag_call_bytes() { return sizeof(DiagCall); }
+EXPORT int64_t lln_diag_step_call_bytes() { return sizeof(DiagStepCall); }
 EXPORT int64_t lln_near_far_call_bytes() { return sizeof(NearFarCall); }
 EXPORT int64_t lln_near_far_step_call_bytes() { return sizeof(NearFarStepCall); }
 EXPORT const char* lln_forward(const AttentionCall* call) { return run(call, &Kernel::forward, FORWARD); }
@@ -105,6 +109,7 @@ EXPORT const char* lln_block_forward(const BlockCall* call) { return run(call, &
 EXPORT const char* lln_block_backward(const BlockCall* call) { return run(call, &Kernel::block_backward, BACKWARD); }
 EXPORT const char* lln_diag_forward(const DiagCall* call) { return run(call, &Kernel::diag_forward, FORWARD); }
 EXPORT const char* lln_diag_backward(const DiagCall* call) { return run(call, &Kernel::diag_backward, BACKWARD); }
+EXPORT const char* lln_diag_step(const DiagStepCall* call) { return run(call, &Kernel::diag_step); }
 EXPORT const char* lln_near_far_forward(const NearFarCall* call) { return run(call, &Kernel::near_far_forward, FORWARD); }
 EXPORT const char* lln_near_far_backward(const NearFarCall* call) { return run(call, &Kernel::near_far_backward, BACKWARD); }
 EXPORT const char* lln_near_far_step(const NearFarStepCall* call) { return run(call, &Kernel::near_far_step); }

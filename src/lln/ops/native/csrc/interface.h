@@ -60,6 +60,20 @@ struct DiagCall {
     View dweight;                      // backward, written: (B, Hq, N); may be absent
 };
 
+// One more token of causal LLN+Diag; the open block has n keys, of which `filled` are there (all dense).
+struct DiagStepCall {
+    int64_t isa, threads;
+    double scale;
+    View q, k, v;                                        // (B, Hq, 1, D), (B, Hk, 1, D), (B, Hk, 1, Dv), any layout
+    View lln_q, lln_k, alpha, beta, bias;                // as in DiagCall
+    View weight;                                         // (B, Hq, 1)
+    View key_mask;                                       // (B, 1); may be absent
+    View start_maximum, start_summed, start_normaliser;  // as in AttentionCall, and needed
+    View maximum, summed, normaliser, out;               // written
+    View keys, values, counts, filled, started;          // (B, Hk, n, D), (B, Hk, n, Dv), (B, n), (B), (B)
+    View keys_after, values_after, counts_after, filled_after, started_after;  // written, as those before
+};
+
 struct NearFarCall {
     int64_t isa, threads, is_causal, parameter_grads, block_size, neighbours, first_tokens;
     double scale;

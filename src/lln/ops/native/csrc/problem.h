@@ -79,6 +79,20 @@ struct DiagProblem {
     BlockProblem near;
 };
 
+struct OpenBlock {
+    char *keys, *values;   // (B, Hk, n, D), (B, Hk, n, Dv)
+    uint8_t* counts;       // (B, n)
+    int64_t* filled;       // (B)
+    uint8_t* started;      // (B)
+};
+
+struct DiagStepProblem {
+    Problem far;
+    BlockProblem near;  // its keys and values are those of `after`; which of them count is for the step to say
+    Tensor k, v;        // of the token
+    OpenBlock before, after;
+};
+
 // Near exact, far by moments. Of what it has in common with LLN, the state is not used.
 struct NearFarProblem : Problem {
     int64_t block_size, neighbours, first_tokens;

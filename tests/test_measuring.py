@@ -42,9 +42,9 @@ def test_runs_are_interleaved_and_slow_ones_run_once() -> None:
     calls: list[str] = []
     functions = {
         "quick": lambda: calls.append("quick"),
-        "slow": lambda: (calls.append("slow"), time.sleep(0.05)),
+        "slow": lambda: (calls.append("slow"), time.sleep(0.6)),
     }
-    timings = interleaved(functions, repeats=2, warmup=1, slow=0.03)
+    timings = interleaved(functions, repeats=2, warmup=1, slow=0.5)
     assert calls == ["quick", "slow", "quick", "quick"]
     assert timings["quick"].runs == 2 and timings["slow"].runs == 1
     assert timings["slow"].median > timings["quick"].median

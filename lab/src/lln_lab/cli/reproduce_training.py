@@ -9,7 +9,7 @@ import typer
 
 from lln_lab.cli import reproduce
 from lln_lab.cli.reproduce import app
-from lln_lab.cli.training import Choice, OutOption, Preset, PresetOption, in_words, start, training_command
+from lln_lab.cli.training import Choice, OutOption, Preset, PresetOption, check, in_words, start, training_command
 
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
@@ -32,7 +32,10 @@ LengthsOption = Annotated[str | None, typer.Option(help="Lengths with commas bet
 
 
 def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any) -> None:
-    """The experiment's runs under progress bars; its JSON, tables and plot."""
+    """The experiment's runs under progress bars; its JSON, tables and plot. With --check, what they would cost."""
+    if choice.check:
+        check(lambda: experiment.planned(settings))
+        return
 
     def run(folder: Path, bars: Any) -> dict[str, Any]:
         found: dict[str, Any] = experiment.run(settings, folder, source=choice.data, watcher=bars, **more)

@@ -72,6 +72,11 @@ class Choice:
         bool, typer.Option("--checkpointing", help="Compute layers again in the backward pass instead of keeping them.")
     ] = False
 
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Train nothing: count weights, flops and memory, and do one tiny step."),
+    ] = False
+
     def settings(self, presets: Mapping[str, Any], contestants: Sequence[str] = (), **more: Any) -> Any:
         """The preset with what the command line says instead; `contestants` where it names none."""
         from lln_lab.experiments.budgets import changed
@@ -162,6 +167,17 @@ def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any
     with bars(console) as watcher:
         found = in_words(lambda: run(folder, watcher), console)
     return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"
+
+
+def check(planned: Callable[[], Any]) -> None:
+    """What the run would cost, as a table; nothing is written."""
+    from lln_lab.experiments.check import check as table
+
+    console = Console()
+    found = in_words(lambda: table(planned()), console)
+    console.print(_table(found))
+    console.print(f"[dim]{found['note']}[/]", highlight=False)
+    console.print("check passed", style="bold green", highlight=False)
 
 
 def in_words(what: Callable[[], Any], console: Console | None = None) -> Any:

@@ -19,6 +19,7 @@ from lln_lab.data.files import VALIDATION, checksums
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
 DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises at damaged files
 LAYOUTS = "train and test as tar files (train.tar, train.tar.xz, …) or folders, with split/class/picture.jpg inside"
 
 
@@ -72,11 +73,11 @@ def decoded_splits(
 def decode(path: Path, size: int, mode: str) -> Arrays:
     """Centre crops, resized. `mode` is Pillow's: "RGB" or "L"."""
     pixels, names = [], []
-    for name, content in _contents(path):
+    for name, picture, content in _contents(path):
         try:
             pixels.append(to_pixels(content, size, mode))
-        except OSError as reason:  # Pillow's, for a file that is damaged or cut short
-            told = f"picture {len(pixels) + 1} of {path} (class {name}) is damaged: remove or replace it ({reason})"
+        except UNREADABLE as reason:
+            told = f"{picture} of {path} (class {name}) is damaged: remove or replace it ({reason})"
             raise ValueError(told) from None
         names.append(name)
     if not pixels:
@@ -97,12 +98,12 @@ def to_pixels(content: Any, size: int, mode: str) -> numpy.ndarray:
     return numpy.asarray(picture).reshape(size, size, -1).transpose(2, 0, 1).copy()
 
 
-def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(class, bytes of the file)."""
+def _contents(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    """(class, name of the file, its bytes)."""
     if path.is_dir():
         for file in sorted(path.glob("*/*")):
             if file.suffix.lower() in PICTURES:
-                yield file.parent.name, file.read_bytes()
+                yield file.parent.name, file.name, file.read_bytes()
         return
     try:
         yield from _members(path)
@@ -110,14 +111,14 @@ def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
         raise ValueError(f"{path} is cut short or damaged, and not used: {reason}. Get it again") from reason
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path) -> Iterator[tuple[str, str, bytes]]:
     """An archive is read front to back: seeking in a compressed one decompresses it again."""
     with tarfile.open(path) as archive:
         for member in archive:
             name = PurePosixPath(member.name)
             content = archive.extractfile(member) if name.suffix.lower() in PICTURES else None
             if content is not None:
-                yield name.parent.name, content.read()
+                yield name.parent.name, name.name, content.read()
         if not _has_ended(archive):
             raise tarfile.ReadError(f"its end mark is missing after {len(archive.getmembers()):,} members")
 

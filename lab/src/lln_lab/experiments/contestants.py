@@ -57,6 +57,11 @@ def lineup(texts: Sequence[str], seeds: int) -> list[tuple[Contestant, int]]:
     ]
 
 
+def each_once(texts: Sequence[str]) -> list[Contestant]:
+    """The contestants, whatever their seeds."""
+    return [contestant for contestant, _ in lineup([text.partition("@")[0] for text in texts], 1)]
+
+
 def once(what: str, names: Sequence[str]) -> None:
     """Naming one twice would count its runs as so many seeds."""
     if twice := sorted({name for name in names if names.count(name) > 1}):

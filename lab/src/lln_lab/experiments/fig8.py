@@ -10,14 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 
 from lln_lab import data
 from lln_lab.experiments import curves
-from lln_lab.experiments.contestants import Contestant, lineup
+from lln_lab.experiments.check import FEW_TOKENS, Planned, tokens
+from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.evidence import by_frequency, missing
 from lln_lab.experiments.grid import Job, Watcher, by_label, data_record, mean_and_spread, run_all
-from lln_lab.experiments.masking import Masking, tokenizer_of, windows
+from lln_lab.experiments.masking import HIDDEN, Masking, tokenizer_of, windows
 from lln_lab.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln_lab.experiments.pairs import ahead_of_linear, gains, told
 from lln_lab.experiments.training import Budget, Run, train
@@ -114,6 +116,30 @@ def run(
         "tables": [table(results)],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+def planned(settings: Settings) -> list[Planned]:
+    """The models of a run, for a check."""
+
+    def counted(model: MaskedLanguageModel, given: dict[str, Any]) -> Any:
+        hidden = model.roberta(given["input_ids"]).last_hidden_state
+        return model.lm_head(hidden[:, : round(HIDDEN * settings.size.length)]).float().logsumexp(-1).sum()
+
+    def of(contestant: Contestant) -> Planned:
+        def build(layers: int) -> MaskedLanguageModel:
+            config = configuration(replace(settings.size, layers=layers), settings.vocabulary)
+            return MaskedLanguageModel(config, contestant.name, contestant.options)
+
+        def samples(count: int, length: int = settings.size.length) -> dict[str, Any]:
+            ids = tokens(settings.vocabulary, length, count)
+            return {"input_ids": ids, "labels": ids.where(torch.arange(length) % round(1 / HIDDEN) == 0, -100)}
+
+        def few(count: int) -> dict[str, Any]:
+            return samples(count, FEW_TOKENS)
+
+        return Planned("mlm", contestant.label, settings.budget, settings.size.layers, build, samples, counted, few)
+
+    return [of(contestant) for contestant in each_once(settings.contestants)]
 
 
 def with_contestants(settings: Settings, contestants: tuple[str, ...], seeds: int) -> Settings:

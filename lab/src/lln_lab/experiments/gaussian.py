@@ -17,6 +17,7 @@ from torch import nn
 
 from lln.instruments.gaussianity import describe
 from lln_lab.experiments import fig8
+from lln_lab.experiments.check import Planned
 from lln_lab.experiments.figure import layer_colours, legend, panels
 from lln_lab.experiments.grid import Watcher
 from lln_lab.experiments.queries import entropy_bits, matched_lln_matrix, queries_and_keys, softmax_matrix
@@ -64,6 +65,10 @@ def run(
     result = {**found, "experiment": "gaussian", "title": "Are queries and keys Gaussian?", "tables": [table]}
     result["settings"] = asdict(settings)
     return {**result, "verdicts": [verdict.as_data() for verdict in verdicts([x["look"] for _, x in seen])]}
+
+
+def planned(settings: Settings) -> list[Planned]:
+    return fig8.planned(fig8.with_contestants(settings.pretraining, settings.contestants, 1))
 
 
 @torch.no_grad()

@@ -5,13 +5,14 @@ among 1,024 in 300 steps (by hand), so every model begins at 64 tokens and goes 
 `later_steps` at each, then it is tested there. Softmax goes as far as it fits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
@@ -20,7 +21,8 @@ from lln_lab.data.needle import Needle
 from lln_lab.data.recall import Recall
 from lln_lab.data.task import spread
 from lln_lab.experiments import scores
-from lln_lab.experiments.contestants import Contestant, lineup, once
+from lln_lab.experiments.check import Planned, tokens
+from lln_lab.experiments.contestants import Contestant, each_once, lineup, once
 from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
 from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln_lab.experiments.models.roberta import Finder, Size
@@ -103,6 +105,35 @@ def run(
         "tables": [scores.table(of_task(results, task), f"{task}: accuracy [%]", note) for task in settings.tasks],
         "verdicts": [],
     }
+
+
+def planned(settings: Settings) -> list[Planned]:
+    """The models of a run, for a check: counted at the longest sequences, one step at the shortest."""
+
+    def of(task: str, contestant: Contestant) -> Planned:
+        rows, longest = data.load(task, length=settings.lengths[0]), settings.lengths[-1]
+        if contestant.name == "softmax":
+            longest = min(longest, settings.longest_softmax)
+        size = replace(settings.size, length=settings.lengths[-1])
+
+        def build(layers: int) -> Finder:
+            less = replace(size, layers=layers)
+            return Finder(less, int(rows.vocabulary or 0), int(rows.classes or 0), contestant.name, contestant.options)
+
+        def samples(length: int) -> Callable[[int], dict[str, Any]]:
+            def make(count: int) -> dict[str, Any]:
+                ids = tokens(int(rows.vocabulary or 0), length, count)
+                return {"input_ids": ids, "labels": torch.where(torch.arange(length) < length - 1, -100, 0 * ids)}
+
+            return make
+
+        return Planned(
+            f"{task}/{longest}", contestant.label, budget_at(longest, settings), settings.size.layers, build,
+            samples(longest), lambda model, x: model.head(model.encoder(x["input_ids"]).last_hidden_state[:, -1:]).sum(),
+            samples(settings.lengths[0]),
+        )  # fmt: skip
+
+    return [of(task, each) for task in settings.tasks for each in each_once(settings.contestants)]
 
 
 def of_task(results: Sequence[dict[str, Any]], task: str) -> list[dict[str, Any]]:

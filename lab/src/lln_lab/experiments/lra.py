@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lln.zoo.cost import saved_bytes
@@ -16,7 +17,8 @@ from lln_lab.bench.zoo_paper import TABLE_4_MEMORY, TABLE_4_TASKS, TABLE_4_TIME
 from lln_lab.data.task import spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.budgets import budget_of
-from lln_lab.experiments.contestants import Contestant, lineup, once
+from lln_lab.experiments.check import Planned, tokens
+from lln_lab.experiments.contestants import Contestant, each_once, lineup, once
 from lln_lab.experiments.evidence import most_frequent
 from lln_lab.experiments.grid import Job, Watcher, data_record, run_all
 from lln_lab.experiments.models.roberta import LongClassifier, Size
@@ -102,9 +104,7 @@ def run(
     settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """All runs of all tasks, and what they show."""
-    once("task", settings.tasks)
-    if unknown := sorted(set(settings.tasks) - set(settings.lengths)):
-        raise ValueError(f"Long Range Arena has no task {', '.join(unknown)}; it has: {', '.join(settings.lengths)}")
+    refuse_unknown(settings)
     jobs, records = [], []
     for task in settings.tasks:
         rows = load(task, settings, source)
@@ -121,6 +121,41 @@ def run(
         "tables": tables(results),
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+VOCABULARY = {"listops": 16}  # 257 of all others, where bytes and grey values are ids
+CLASSES = {"listops": 10, "image": 10}  # two of all others
+
+
+def planned(settings: Settings) -> list[Planned]:
+    """The models of a run, for a check."""
+    refuse_unknown(settings)
+
+    def of(task: str, contestant: Contestant) -> Planned:
+        length, vocabulary = settings.lengths[task], VOCABULARY.get(task, 257)
+
+        def build(layers: int) -> LongClassifier:
+            less = replace(settings, size=replace(settings.size, layers=layers))
+            return classifier(task, vocabulary, CLASSES.get(task, 2), contestant, less)
+
+        def counted(model: LongClassifier, given: dict[str, Tensor]) -> Tensor:
+            texts = [given[name] for name in ("input_ids", "pair_ids") if name in given]
+            return model.classified([model.pooled(model.encoder(ids).last_hidden_state) for ids in texts]).sum()
+
+        def samples(count: int) -> dict[str, Tensor]:
+            ids, mask = tokens(vocabulary, length, count), torch.ones(count, length, dtype=torch.bool)
+            given = {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(count) % 2}
+            return {**given, "pair_ids": ids.flip(0), "pair_mask": mask} if task == "retrieval" else given
+
+        return Planned(task, contestant.label, budget_of(settings, task), settings.size.layers, build, samples, counted)
+
+    return [of(task, each) for task in settings.tasks for each in each_once(settings.contestants)]
+
+
+def refuse_unknown(settings: Settings) -> None:
+    once("task", settings.tasks)
+    if unknown := sorted(set(settings.tasks) - set(settings.lengths)):
+        raise ValueError(f"Long Range Arena has no task {', '.join(unknown)}; it has: {', '.join(settings.lengths)}")
 
 
 def load(task: str, settings: Settings, source: str | None) -> data.TaskData:
@@ -147,7 +182,7 @@ def job(
     )  # fmt: skip
 
     def build() -> nn.Module:
-        return model_for(task, rows, contestant, settings)
+        return classifier(task, int(rows.vocabulary or 0), int(rows.classes or 0), contestant, settings)
 
     def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
         found = train(
@@ -159,11 +194,11 @@ def job(
     return Job(described, start)
 
 
-def model_for(task: str, rows: data.TaskData, contestant: Contestant, settings: Settings) -> LongClassifier:
+def classifier(task: str, vocabulary: int, classes: int, contestant: Contestant, settings: Settings) -> LongClassifier:
     return LongClassifier(
         replace(settings.size, length=settings.lengths[task]),
-        int(rows.vocabulary or 0),
-        int(rows.classes or 0),
+        vocabulary,
+        classes,
         contestant.name,
         contestant.options,
         pairs=task == "retrieval",

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from lln_lab.experiments import lra, scores
 from lln_lab.experiments.ablation import fixed_or_matched
+from lln_lab.experiments.check import Planned
 from lln_lab.experiments.evidence import missing
 from lln_lab.experiments.figure import panels
 from lln_lab.experiments.grid import Watcher, by_label, mean_and_spread
@@ -27,6 +28,10 @@ def run(
     found["tables"] = [grid(found["runs"], task) for task in settings.tasks]
     found["verdicts"] = [verdict.as_data() for task in settings.tasks for verdict in verdicts(found["runs"], task)]
     return found
+
+
+def planned(settings: lra.Settings) -> list[Planned]:
+    return lra.planned(settings)
 
 
 def grid(results: list[dict[str, Any]], task: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from lln_lab import data
@@ -16,7 +17,8 @@ from lln_lab.data.files import sha256
 from lln_lab.data.task import spread
 from lln_lab.experiments import fig8, scores
 from lln_lab.experiments.budgets import budget_of
-from lln_lab.experiments.contestants import Contestant, lineup, once
+from lln_lab.experiments.check import FEW_TOKENS, Planned, tokens
+from lln_lab.experiments.contestants import Contestant, each_once, lineup, once
 from lln_lab.experiments.evidence import most_frequent
 from lln_lab.experiments.grid import Job, Watcher, data_record, run_all
 from lln_lab.experiments.masking import PADDING, read_tokenizer
@@ -164,6 +166,34 @@ def run(
         "tables": [{**scores.table(results, "Score [%]", note), "paper": PAPER}],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+CLASSES = {"mnli": 3, "stsb": 1}  # two of all others
+
+
+def planned(settings: Settings) -> list[Planned]:
+    """The models of a run, for a check: those of the pre-training, and each with the tasks' classifiers."""
+    before = fig8.with_contestants(settings.pretraining, settings.contestants, 1)
+
+    def of(task: str, contestant: Contestant) -> Planned:
+        classes = CLASSES.get(task, 2)
+
+        def build(layers: int) -> SequenceClassifier:
+            config = configuration(replace(before.size, layers=layers), before.vocabulary, num_labels=classes)
+            return SequenceClassifier(config, contestant.name, contestant.options)
+
+        def samples(count: int, length: int = min(settings.length, before.size.length)) -> dict[str, Any]:
+            ids = tokens(before.vocabulary, length, count)
+            return {"input_ids": ids, "labels": torch.zeros(count, dtype=torch.int64)}
+
+        def few(count: int) -> dict[str, Any]:
+            return samples(count, FEW_TOKENS)
+
+        budget = budget_of(settings, task)
+        return Planned(task, contestant.label, budget, before.size.layers, build, samples, stepped=few)
+
+    contestants = each_once(settings.contestants)
+    return [*fig8.planned(before), *(of(task, each) for task in settings.tasks for each in contestants)]
 
 
 def load(task: str, settings: Settings, source: str | None) -> data.TaskData:

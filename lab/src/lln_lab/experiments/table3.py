@@ -10,13 +10,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 
 from lln_lab import data
 from lln_lab.data.task import spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.ablation import fixed_or_matched
-from lln_lab.experiments.contestants import Contestant, lineup
+from lln_lab.experiments.check import Planned
+from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.curves import each
 from lln_lab.experiments.evidence import missing, most_frequent
 from lln_lab.experiments.figure import legend, looks, name_of, panels
@@ -110,6 +112,23 @@ def run(
     }
     judge = ablation_verdicts if ablation else verdicts
     return {**found, "verdicts": [verdict.as_data() for verdict in judge(results)]}
+
+
+def planned(settings: Settings) -> list[Planned]:
+    """The models of a run, for a check."""
+
+    def of(contestant: Contestant) -> Planned:
+        def build(layers: int) -> ImageClassifier:
+            return ImageClassifier(replace(settings.size, layers=layers), 2, contestant.name, contestant.options)
+
+        def samples(count: int) -> dict[str, Any]:
+            edge = settings.size.picture
+            pixels = torch.linspace(-1, 1, 3 * edge * edge).view(1, 3, edge, edge).repeat(count, 1, 1, 1)
+            return {"pixel_values": pixels, "labels": torch.arange(count) % 2}
+
+        return Planned("dogs_vs_cats", contestant.label, settings.budget, settings.size.layers, build, samples)
+
+    return [of(contestant) for contestant in each_once(settings.contestants)]
 
 
 def norms(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

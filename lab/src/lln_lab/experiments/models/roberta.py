@@ -169,20 +169,28 @@ class LongClassifier(nn.Module):
         pair_ids: Tensor | None = None,
         pair_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        features = self._mean(input_ids, attention_mask)
+        means = [self._mean(input_ids, attention_mask)]
         if pair_ids is not None:
             assert pair_mask is not None
-            other = self._mean(pair_ids, pair_mask)
-            features = torch.cat([features, other, features * other, features - other], dim=-1)
-        logits: Tensor = self.head(features)
+            means.append(self._mean(pair_ids, pair_mask))
+        logits = self.classified(means)
         loss = classification_loss(logits, labels)
         return {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
 
-    def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = self.encoder(ids, attention_mask=mask).last_hidden_state
-        counts = mask[..., None].to(hidden.dtype)
+    def classified(self, means: list[Tensor]) -> Tensor:
+        """Logits from the mean of one text or the means of two."""
+        u, v = means[0], means[-1]
+        logits: Tensor = self.head(u if len(means) == 1 else torch.cat([u, v, u * v, u - v], dim=-1))
+        return logits
+
+    def pooled(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over the tokens that count, normalised."""
+        counts = torch.ones_like(hidden[..., :1]) if mask is None else mask[..., None].to(hidden.dtype)
         mean: Tensor = self.normalise((hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1))
         return mean
+
+    def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.pooled(self.encoder(ids, attention_mask=mask).last_hidden_state, mask)
 
 
 class Finder(nn.Module):

@@ -44,7 +44,7 @@ def test_a_wrong_option_is_refused_with_what_fits() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("reproduce", "fig9", "--target", "bogus", "--steps", "1"), "bogus"),
+        (("reproduce", "fig9", "--attention", "lln_diag:target=bogus", "--steps", "1"), "bogus"),
         (("reproduce", "fig1", "--data", "nowhere/at/all", "--steps", "1"), "nowhere/at/all"),
         (("bench", "zoo", "--members", "bogus"), "no member 'bogus'"),
     ],

@@ -13,8 +13,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from lln_lab.cli.reproduce import app
-from lln_lab.experiments import fig1, fig2, fig5, fig6, fig7, fig9
-from lln_lab.experiments.tiny_data import Stripes, masked_bytes, text_bytes
+from lln_lab.experiments import fig1, fig2, fig5, fig6, fig7
+from lln_lab.experiments.tiny_data import masked_bytes, text_bytes
 from lln_lab.experiments.verdict import FAILS, HOLDS, WITHIN, Verdict, outcome_over, range_of
 
 TINY: dict[Any, dict[str, Any]] = {
@@ -23,9 +23,6 @@ TINY: dict[Any, dict[str, Any]] = {
     fig5: {"length": 48, "dim": 16, "seeds": 2},
     fig6: {"draws": 2000, "length": 32},
     fig7: {"length": 48, "dim": 16, "score_variance": 1.0},
-    fig9: {
-        "layers": 2, "width": 16, "heads": 2, "size": 16, "patch": 4, "batch": 4, "steps": 4, "points": 2, "rate": 1e-3,
-    },
 }  # fmt: skip
 
 
@@ -85,22 +82,16 @@ class TestData:
         with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
             text_bytes(tmp_path / "c.txt")
 
-    def test_pictures_come_from_folders_by_class_and_from_a_tar_of_them(self, tmp_path: Path) -> None:
-        import tarfile
 
-        image = pytest.importorskip("PIL.Image")
-        from lln_lab.experiments.tiny_data import Pictures
+def test_figure_2_is_quick_by_fewer_seeds_and_not_by_shorter_sequences() -> None:
+    quick, full = fig2.PRESETS["quick"], fig2.PRESETS["full"]
+    assert quick["length"] == full["length"] and quick["seeds"] < full["seeds"]
 
-        for name, colour in (("cat", (255, 0, 0)), ("dog", (0, 0, 255))):
-            (tmp_path / "set" / name).mkdir(parents=True)
-            image.new("RGB", (10, 10), colour).save(tmp_path / "set" / name / "1.png")
-        with tarfile.open(tmp_path / "set.tar", "w") as archive:
-            archive.add(tmp_path / "set", "set")
-        for source in (tmp_path / "set", tmp_path / "set.tar"):
-            pictures = Pictures(source, 8)
-            assert pictures.classes == ["cat", "dog"] and pictures.pixels.shape == (2, 3, 8, 8)
-            assert pictures.pixels[0, 0, 0, 0] == 1 and pictures.pixels[1, 2, 0, 0] == 1
 
-    def test_stripes_are_the_same_for_the_same_seed(self) -> None:
-        first, second = (Stripes(16).batch(3, torch.Generator().manual_seed(5)) for _ in range(2))
-        assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+@pytest.mark.parametrize("name", ["fig3", "fig4"])
+def test_the_diagrams_are_vector_drawings_with_their_words_as_text(name: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [name, "--out", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    drawn = (tmp_path / f"{name}.svg").read_text()
+    assert drawn.count("<path") > 20 and "<image" not in drawn, "paths, not a picture in an envelope"
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

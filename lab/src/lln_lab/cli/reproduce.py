@@ -1,5 +1,5 @@
-"""`lln reproduce fig1 | fig2 | fig5 | fig6 | fig7 | fig9`: a figure of the paper as PNG, its numbers as JSON, and a verdict for
-each claim the paper makes there."""
+"""`lln reproduce fig1 | fig2 | fig5 | fig6 | fig7`: a figure of the paper as PNG and SVG, its numbers as JSON, and a verdict
+for each claim the paper makes there; `fig3 | fig4`: the paper's diagrams."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -83,20 +83,23 @@ def fig1(
 
 
 @app.command()
-def fig9(
-    preset: PresetOption = Preset.quick,
-    out: OutOption = FOLDER,
-    seed: SeedOption = 0,
-    steps: StepsOption = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder or tar of pictures in folders by class; else stripes.")
-    ] = None,
-    target: Annotated[str, typer.Option(help="Moment matching: paper, variance or entropy.")] = "paper",
-) -> None:
-    """alpha and beta of moment matching while a ViT trains."""
-    from lln_lab.experiments import fig9 as experiment
+def fig3(out: OutOption = FOLDER) -> None:
+    """The layer of the LLN transformer, as a drawing."""
+    _drawing("fig3", out)
 
-    _finish(experiment.run(preset.value, seed, steps, data, target), experiment.draw, out, seed)
+
+@app.command()
+def fig4(out: OutOption = FOLDER) -> None:
+    """The order of products of softmax and of linear attention, as a drawing."""
+    _drawing("fig4", out)
+
+
+def _drawing(name: str, out: Path) -> None:
+    from lln_lab.experiments import diagrams
+    from lln_lab.experiments.figure import save
+
+    drawn = save(diagrams.DRAWINGS[name], {}, out / f"{name}.png")
+    Console().print(f"{drawn} and {drawn.with_suffix('.svg')} written", highlight=False, soft_wrap=True)
 
 
 def _finish(

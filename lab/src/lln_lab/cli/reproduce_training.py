@@ -96,6 +96,20 @@ def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = ()) -> Non
     _run(name, choice, experiment, settings)
 
 
+def fig9(choice: Choice) -> None:
+    """alpha and beta of moment matching while the vision transformer of Table 3 trains."""
+    from lln_lab.experiments import fig9 as experiment
+
+    _run("fig9", choice, experiment, choice.settings(experiment.PRESETS))
+
+
+def fig10b(choice: Choice) -> None:
+    """The loss scale of DeiT-tiny in float16, with fixed alpha = beta and with matching."""
+    from lln_lab.experiments import fig10b as experiment
+
+    _run("fig10b", choice, experiment, choice.settings(experiment.PRESETS))
+
+
 def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
     """Long Range Arena: score (Table 5), time and memory (Table 4) of every method."""
     from lln_lab.experiments import lra as experiment
@@ -140,7 +154,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fig8": fig8,
     "table1": table1,
     "table3": table3,
+    "fig9": fig9,
     "fig10": fig10,
+    "fig10b": fig10b,
     "table4": long_range_arena,  # one set of runs gives both tables
     "table5": long_range_arena,
     "length": length,
@@ -195,8 +211,7 @@ def everything(choice: Choice) -> None:
     figures = reproduce.Preset.quick if choice.preset is Preset.cpu else reproduce.Preset.full
     for figure in (reproduce.fig2, reproduce.fig5, reproduce.fig6, reproduce.fig7):
         figure(preset=figures, out=out / "figures", seed=0)
-    for figure in (reproduce.fig1, reproduce.fig9):
-        figure(preset=figures, out=out / "figures", seed=0, steps=steps)
+    reproduce.fig1(preset=figures, out=out / "figures", seed=0, steps=steps)
     fig8(choice.under("fig8"), keep_models=True)
     table1(choice.under("table1"), corpus=choice.data, pretrained=out / "fig8", pretraining_steps=steps)
     table2(
@@ -208,6 +223,8 @@ def everything(choice: Choice) -> None:
         clock="wall",
     )
     table3(choice.under("table3"))
+    fig9(replace(choice.under("fig9"), attention=None))
+    fig10b(replace(choice.under("fig10b"), attention=None, precision=None))
     fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as sensitivity does
     long_range_arena(choice.under("lra"), task=arena)
     length(replace(choice.under("length"), data=None))  # generated

@@ -19,7 +19,7 @@ from lln_lab.data.files import VALIDATION, checksums
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tgz", ".tar.bz2")
 DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises at damaged files
+UNREADABLE = (OSError, SyntaxError, ValueError)  # what Pillow raises at damaged files
 LAYOUTS = "train and test as tar files (train.tar, train.tar.xz, …) or folders, with split/class/picture.jpg inside"
 
 

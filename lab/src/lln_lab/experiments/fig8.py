@@ -2,7 +2,7 @@
 
 The paper trains RoBERTa-base on WikiText-103 with fairseq's defaults and shows that LLN's loss follows softmax's, and that
 its inverse loss scale in float16 does not exceed softmax's. Here any members of the zoo are trained on the same batches with
-the same masks; without a GPU there is no float16 loss scale, and the gradient's norm stands in its place.
+the same masks; in float32, the CPU preset's, there is no loss scale, and the gradient's norm stands in its place.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 from lln_lab import data
-from lln_lab.experiments import curves
+from lln_lab.experiments import curves, loss_scale
 from lln_lab.experiments.check import FEW_TOKENS, Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.evidence import by_frequency, missing
@@ -113,7 +113,7 @@ def run(
         "settings": {**asdict(settings), "seeds": settings.seeds},
         "data": record,
         "runs": results,
-        "tables": [table(results)],
+        "tables": [table(results), *([scales] if (scales := loss_scale.table(results))["rows"] else [])],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
 
@@ -214,7 +214,10 @@ def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
                 numbers += f", spread over seeds {spread:.3f}"
             claim = f"the loss of {name} follows softmax's (A.8.1)"
             found.append(judged(claim, no_worse(gap, spread), numbers, missing(results, "mlm", [name, "softmax"])))
-    found += [verdict for name in ("lln", "lln_diag") for verdict in gradient_verdicts(results, name)]
+    for name in ("lln", "lln_diag"):
+        found += gradient_verdicts(results, name)
+        claim = f"the inverse loss scale of {name} does not exceed softmax's (A.8.1, Figure 8b)"
+        found += loss_scale.no_larger(results, "mlm", name, "softmax", claim, "softmax")
     return found + ahead_of_linear(
         results, "mlm", _minus_loss, "LLN+Diag is ahead of the other linear attentions", ".3f"
     )

@@ -1,98 +1,92 @@
-"""Figure 9: alpha and beta of moment matching (eq. 10) in every layer of a ViT with LLN+Diag, while it trains."""
+"""Figure 9: alpha and beta of moment matching (eq. 10) in every layer of the ViT of Table 3, while it trains on dogs vs cats.
 
+The model is the one of Table 3 with LLN+Diag and the paper's own matching; a probe looks at it while it trains.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
+from matplotlib.figure import Figure
 
-from lln.instruments.probe import Probe
-from lln_lab.experiments.tiny_data import Pictures, Stripes
-from lln_lab.experiments.tiny_models import TinyViT
-from lln_lab.experiments.verdict import Verdict, outcome_over
+from lln_lab.experiments import table3
+from lln_lab.experiments.check import Planned
+from lln_lab.experiments.evidence import missing
+from lln_lab.experiments.figure import layer_colours, panels
+from lln_lab.experiments.grid import Watcher
+from lln_lab.experiments.verdict import Verdict, judged, outcome_over
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "layers": 4, "width": 64, "heads": 2, "size": 32, "patch": 4, "batch": 16, "steps": 200, "points": 20, "rate": 1e-3,
-    },
-    "full": {
-        "layers": 12, "width": 128, "heads": 8, "size": 128, "patch": 8, "batch": 64, "steps": 9400, "points": 100,
-        "rate": 3e-4,
-    },
-}  # fmt: skip
+LOOKS = 50
 RANGE = (2.0, 2.2)
+NAMES = {"alpha": "α", "beta": "β"}
+PRESETS = {
+    name: replace(preset, contestants=("lln_diag:target=paper",), source=preset.source)
+    for name, preset in table3.PRESETS.items()
+}
 
 
 def run(
-    preset: str = "quick", seed: int = 0, steps: int | None = None, source: Path | None = None, target: str = "paper"
+    settings: table3.Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
-    sizes = {**PRESETS[preset], **({} if steps is None else {"steps": steps})}
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    pictures = Stripes(sizes["size"]) if source is None else Pictures(source, sizes["size"])
-    classes = 2 if isinstance(pictures, Stripes) else len(pictures.classes)
-    model = TinyViT(
-        sizes["layers"], sizes["width"], sizes["heads"], sizes["size"], sizes["patch"], classes,
-        matching_options={"target": target}, block_size=16,
-    )  # fmt: skip
-    optimiser = torch.optim.AdamW(model.parameters(), lr=sizes["rate"])
-    right: list[float] = []
-    every = max(1, sizes["steps"] // sizes["points"])
-    with Probe(model, every=every, samples=4, rows=32, measures=("matching", "temperature", "entropy", "gap")) as probe:
-        for _ in range(sizes["steps"] + 1):
-            images, labels = pictures.batch(sizes["batch"], generator)
-            scores = model(images)
-            loss = F.cross_entropy(scores, labels)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            right.append((scores.argmax(-1) == labels).float().mean().item())
-    table = probe.table
-    per_layer = []
-    for layer in range(sizes["layers"]):
-        heads = [{name: table.column(name, layer=layer, head=h) for name in ("alpha", "beta", "score_variance", "gap")}
-                 for h in range(sizes["heads"])]  # fmt: skip
-        per_layer.append(
-            {name: [sum(v) / len(v) for v in zip(*(h[name] for h in heads), strict=True)] for name in heads[0]}
-        )
-    tail = right[-max(1, len(right) // 10) :]
-    data = {
-        "figure": 9, "preset": preset, **sizes, "target": target, "data": "stripes" if source is None else source.name,
-        "step": table.column("step", layer=0, head=0), "per_layer": per_layer, "accuracy": sum(tail) / len(tail),
-    }  # fmt: skip
-    return {**data, "verdicts": [verdict.as_data() for verdict in verdicts(data)]}
+    every = max(1, settings.budget.steps // LOOKS)
+    watched = replace(settings, budget=replace(settings.budget, watch_every=every))
+    found = table3.run(watched, folder, source=source, watcher=watcher)
+    if wrong := sorted({r["label"] for r in found["runs"] if not any(x for x in series(r))}):
+        raise ValueError(f"only LLN and LLN+Diag have an alpha and a beta to look at, not {', '.join(wrong)}")
+    found |= {"experiment": "fig9", "title": "alpha and beta while a ViT trains (Figure 9)"}
+    found["tables"] = [found["tables"][0], table(found["runs"])]
+    return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(found["runs"])]}
 
 
-def verdicts(data: dict[str, Any]) -> list[Verdict]:
+def planned(settings: table3.Settings) -> list[Planned]:
+    return table3.planned(settings)
+
+
+def series(result: dict[str, Any]) -> Iterator[dict[str, list[tuple[int, float]]]]:
+    """For each layer {"alpha": [(step, value), …], "beta": …}, means over heads."""
+    for layer in range(result["model"]["layers"]):
+        keys = {name: f"attention/{layer}/{name}" for name in NAMES}
+        found = {name: [(x["step"], x[key]) for x in result["history"] if key in x] for name, key in keys.items()}
+        if all(found.values()):
+            yield found
+
+
+def table(results: list[dict[str, Any]]) -> dict[str, Any]:
+    rows: list[list[Any]] = []
+    for r in results:
+        for number, layer in enumerate(series(r)):
+            spans = [f"{min(v for _, v in layer[name]):.2f} to {max(v for _, v in layer[name]):.2f}" for name in NAMES]
+            rows.append([r["label"], r["seed"], number, *spans])
+    columns = ["attention", "seed", "layer", *NAMES.values()]
+    return {"title": "Smallest and largest value during training", "note": "", "columns": columns, "rows": rows}
+
+
+def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
     low, high = RANGE
     found = []
-    for name in ("alpha", "beta"):
-        spans = [(min(layer[name]), max(layer[name])) for layer in data["per_layer"]]
-        inside = [low <= value <= high for layer in data["per_layer"] for value in layer[name]]
-        listed = ", ".join(f"{a:.2f}–{b:.2f}" for a, b in spans)
-        found.append(
-            Verdict(
-                f"{name} of moment matching lies within {low:g} to {high:g} during training (Figure 9).",
-                outcome_over(inside),
-                f"{sum(inside) / len(inside):.0%} of layers and moments inside; by layer {listed}; target "
-                f"'{data['target']}', head size {data['width'] // data['heads']}, training accuracy at the end "
-                f"{data['accuracy']:.1%} on {data['data']}",
+    for label in dict.fromkeys(r["label"] for r in results):
+        layers = [layer for r in results if r["label"] == label for layer in series(r)]
+        lacks = missing(results, "dogs_vs_cats", [label], learner=label)
+        for name in NAMES:
+            inside = [low <= value <= high for layer in layers for _, value in layer[name]]
+            values = [value for layer in layers for _, value in layer[name]]
+            claim = f"{name} of moment matching lies within {low:g} to {high:g} during training (Figure 9)"
+            numbers = (
+                f"{sum(inside) / len(inside):.0%} of layers and moments inside, {min(values):.2f} to {max(values):.2f}"
             )
-        )
+            found.append(judged(claim, outcome_over(inside), f"{label}: {numbers}", lacks))
     return found
 
 
-def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import layer_colours, legend, panels
-
+def draw(found: dict[str, Any]) -> Figure:
+    """The first run's layers; the paper's range is shaded."""
     figure, axes = panels(2)
-    for axis, name, title in zip(axes, ("alpha", "beta"), ("(a) α", "(b) β"), strict=True):
-        for number, (layer, colour) in enumerate(zip(data["per_layer"], layer_colours(data["layers"]), strict=True)):
-            axis.plot(data["step"], layer[name], color=colour, label=f"layer {number}")
-        axis.axhspan(*RANGE, color="0.5", alpha=0.18, lw=0, label="the paper's range")
-        axis.set(xlabel="training step", title=title)
-    legend(figure, axes)
-    figure.suptitle(
-        f"Figure 9: moment matching while a ViT trains on {data['data']} (target: {data['target']})", fontsize=11
-    )
+    layers = list(series(found["runs"][0]))
+    for axis, (name, symbol) in zip(axes, NAMES.items(), strict=True):
+        for number, (layer, colour) in enumerate(zip(layers, layer_colours(len(layers)), strict=True)):
+            axis.plot(*zip(*layer[name], strict=True), color=colour, label=f"layer {number}")
+        axis.axhspan(*RANGE, color="0.5", alpha=0.15, lw=0)
+        axis.set(xlabel="step", title=f"{symbol} (the paper's range is shaded)")
+    axes[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
     return figure

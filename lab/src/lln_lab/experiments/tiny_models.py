@@ -1,12 +1,9 @@
-"""Small models to train while a probe watches: an encoder of bytes after RoBERTa, and a vision transformer."""
-
-from typing import Any
+"""A small model to train while a probe watches: an encoder of bytes after RoBERTa."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lln.layers import LLNEncoderLayer
 from lln_lab.experiments.tiny_data import VOCABULARY
 
 
@@ -46,31 +43,6 @@ class ByteEncoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
-
-
-class TinyViT(nn.Module):
-    """A pre-norm vision transformer on LLN+Diag, with the mean of its tokens classified."""
-
-    def __init__(
-        self, layers: int, width: int, heads: int, size: int, patch: int, classes: int, **attention: Any
-    ) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.position = nn.Parameter(torch.randn((size // patch) ** 2, width) * 0.02)
-        self.layers = nn.ModuleList(
-            LLNEncoderLayer(
-                width, heads, 2 * width, dropout=0.0, activation="gelu", norm_first=True, attention_options=attention
-            )
-            for _ in range(layers)
-        )
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        x = self.patches(pixels).flatten(2).mT + self.position  # (B, N, width)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x).mean(1))
 
 
 def _small_weights(module: nn.Module) -> None:

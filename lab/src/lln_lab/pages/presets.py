@@ -34,7 +34,8 @@ TAIL = """## What differs from the recipes all the same
 - Dogs vs cats: crops are shifted by up to an eighth and flipped; the example draws a random part of the picture and resizes it.
 - DeiT-tiny: none of DeiT's augmentation (mixup, cutmix, random erasing, stochastic depth, label smoothing, averaged weights),
   since Figure 10b is about the scale of gradients, and a warm-up from 0, where DeiT's is from 1e-6.
-- Pre-training hides the same number of tokens in every window. Windows go on across documents, as fairseq's do not.
+- Pre-training hides the same number of tokens in every window. Windows cut through sentences, which fairseq's
+  `sample_break_mode: complete` keeps whole.
 """
 
 

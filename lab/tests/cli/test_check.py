@@ -78,4 +78,4 @@ def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
     given = ["reproduce", "table3", "--data", str(tmp_path), "--out", str(tmp_path / "o"), "--steps", "1"]
     result = CliRunner().invoke(app, given, env={"COLUMNS": "300", "LLN_CACHE": str(tmp_path / "cache")})
     words = " ".join(result.output.split())
-    assert result.exit_code == 2 and "1.jpg in" in words and "or it is damaged: remove it or get it again" in words
+    assert result.exit_code == 2 and "1.jpg of" in words and "is damaged: remove or replace it" in words

@@ -91,8 +91,6 @@ def test_bad_input_ends_in_words_and_exit_code_2(arguments: tuple[str, ...], tmp
             (tmp_path / "pictures" / split / kind).mkdir(parents=True)
             (tmp_path / "pictures" / split / kind / "1.jpg").write_bytes(b"\xff\xd8 no picture")
     places = {"nowhere": tmp_path / "nowhere", "text": tmp_path / "text.txt", "damaged": tmp_path / "pictures"}
-    if arguments[:2] == ("reproduce", "fig9"):
-        places["damaged"] /= "train"
     given = [argument.format(**places) for argument in arguments]
     out = [] if arguments[0] in ("info", "nothing") or len(arguments) < 3 else ["--out", str(tmp_path / "out")]
     result = runner.invoke(app, [*given, *out], env={"COLUMNS": "250"})

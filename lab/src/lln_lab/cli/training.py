@@ -174,9 +174,7 @@ def check(planned: Callable[[], Any]) -> None:
     from lln_lab.experiments.check import check as table
 
     console = Console()
-    found = in_words(lambda: table(planned()), console)
-    console.print(_table(found))
-    console.print(f"[dim]{found['note']}[/]", highlight=False)
+    show({"tables": [in_words(lambda: table(planned()), console)]}, console)
     console.print("check passed", style="bold green", highlight=False)
 
 

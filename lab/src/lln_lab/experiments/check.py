@@ -77,14 +77,12 @@ class Checked:
         ]  # fmt: skip
 
 
-COLUMNS = [
-    "task", "attention", "weights", "TFLOP of a step", "samples at once", "GB of weights and optimiser",
-    "GB of activations", "loss of the tiny step",
-]  # fmt: skip
+COLUMNS = ["task", "attention", "weights", "TFLOP", "at once", "GB held", "GB kept", "loss"]
 NOTE = (
-    "Counted without running: flops of matrix products of all samples of a step, bytes of one process. Layers are taken as "
-    f"alike, and counted in models of two and four. The tiny step is real: full width, {STEPPED_LAYERS} layers at most, few "
-    "samples, and of RoBERTa few tokens."
+    "Counted without running: TFLOP of the matrix products of a step, samples that a process computes at once, GB of weights with "
+    "gradients and Adam's moments, GB that those samples keep for the backward pass. Layers are taken as alike, and counted in "
+    f"models of two and four. The loss is of a real tiny step: full width, {STEPPED_LAYERS} layers at most, few samples, and of "
+    "RoBERTa few tokens."
 )
 
 

@@ -7,7 +7,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-NAMES = ("fig8", "table1", "table3", "fig10", "lra", "lra_others", "lra_image", "length", "sensitivity", "gaussian")
+NAMES = (
+    "fig8",
+    "table1",
+    "table3",
+    "fig10",
+    "fig10b",
+    "lra",
+    "lra_others",
+    "lra_image",
+    "length",
+    "sensitivity",
+    "gaussian",
+)
 HEAD = """# The training experiments, measured
 
 Made from the JSON in `docs/results` by `python -m lln_lab.pages.measured docs`; do not edit it. All at CPU size: what is

@@ -125,7 +125,9 @@ def _count(planned: Planned, layers: int) -> Counted:
 
     dtype = DTYPES.get(planned.budget.precision)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, FlopCounterMode(display=False) as counter:
-        inputs = {name: fake.from_tensor(x) for name, x in planned.samples(2).items()}  # a batch norm needs two
+        inputs: dict[str, Tensor] = {
+            name: fake.from_tensor(x) for name, x in planned.samples(2).items()
+        }  # a batch norm needs two
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
             torch.autocast("cpu", dtype, enabled=dtype is not None),

@@ -33,6 +33,16 @@ def _noted(prefix: str = "budget.", **every: int | None) -> dict[str, Row]:
     return {f"{prefix}{name}_every": (value, OURS, NOTED) for name, value in every.items()}
 
 
+FINE_TUNING: dict[str, dict[str, Any]] = {
+    "qnli": {"steps": 33_112, "warmup": 1_986},
+    "qqp": {"steps": 113_272, "warmup": 28_318},
+    "sst2": {"steps": 20_935, "warmup": 1_256},
+    "rte": {"steps": 2_036, "warmup": 122, "batch": 16, "learning_rate": 2e-5},
+    "mrpc": {"steps": 2_296, "warmup": 137, "batch": 16},
+    "cola": {"steps": 5_336, "warmup": 320, "batch": 16},
+    "stsb": {"steps": 3_598, "warmup": 214, "batch": 16, "learning_rate": 2e-5},
+}
+
 ROWS: dict[str, dict[str, Row]] = {
     "fig8": {
         **ALWAYS,
@@ -81,15 +91,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "budget.loss_scale_window": (128, RECIPE, f"{GLUE}: fp16-scale-window"),
         **{
             f"by_task.{task}.{name}": (value, RECIPE, f"{GLUE}: {task.upper()}")
-            for task, own in {
-                "qnli": {"steps": 33_112, "warmup": 1_986},
-                "qqp": {"steps": 113_272, "warmup": 28_318},
-                "sst2": {"steps": 20_935, "warmup": 1_256},
-                "rte": {"steps": 2_036, "warmup": 122, "batch": 16, "learning_rate": 2e-5},
-                "mrpc": {"steps": 2_296, "warmup": 137, "batch": 16},
-                "cola": {"steps": 5_336, "warmup": 320, "batch": 16},
-                "stsb": {"steps": 3_598, "warmup": 214, "batch": 16, "learning_rate": 2e-5},
-            }.items()
+            for task, own in FINE_TUNING.items()
             for name, value in own.items()
         },
         **{

@@ -79,10 +79,10 @@ class Checked:
 
 COLUMNS = ["task", "attention", "weights", "TFLOP", "at once", "GB held", "GB kept", "loss"]
 NOTE = (
-    "Counted without running: TFLOP of the matrix products of a step, samples that a process computes at once, GB of weights with "
-    "gradients and Adam's moments, GB that those samples keep for the backward pass. Layers are taken as alike, and counted in "
-    f"models of two and four. The loss is of a real tiny step: full width, {STEPPED_LAYERS} layers at most, few samples, and of "
-    "RoBERTa few tokens."
+    "Counted without running: TFLOP of the matrix products of a step, samples that a process computes at once, GB of weights "
+    "with gradients and Adam's moments, GB that those samples keep for the backward pass. Layers are taken as alike, and "
+    "counted in models of two and four. The loss is of a real tiny step: full width, "
+    f"{STEPPED_LAYERS} layers at most, few samples, and of RoBERTa few tokens."
 )
 
 

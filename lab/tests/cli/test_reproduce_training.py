@@ -19,7 +19,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "fig8": (*TWO, *FEW),
     "table1": (*TWO, *FEW, "--pretraining-steps", "2"),
     "table3": (*TWO, "--attention", "linformer", *FEW),
+    "fig9": FEW,
     "fig10": ("--attention", "lln_diag", "--attention", "lln_diag:alpha=1.0,beta=1.0", *FEW),
+    "fig10b": FEW,
     "table5": (*TWO, *FEW),
     "length": (*TWO, *FEW, "--lengths", "256,512"),
     "sensitivity": ("--attention", "lln", "--attention", "lln:alpha=1.0,beta=2.0", *FEW),
@@ -46,7 +48,7 @@ def test_a_command_runs_from_end_to_end_on_embedded_data(command: str, tmp_path:
         assert {run["task"] for run in found["runs"]} == TASKS[command]
     counts = [run["parameters"] for run in found["runs"] if run["task"] == found["runs"][0]["task"]]
     assert max(counts) <= 1.01 * min(counts), "compared models should have the same number of weights within 1 %"
-    if found["experiment"] in ("fig8", "table3", "fig10", "length", "sensitivity", "gaussian"):
+    if found["experiment"] in ("fig8", "table3", "fig9", "fig10", "fig10b", "length", "sensitivity", "gaussian"):
         assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -54,8 +56,20 @@ def test_everything_in_one_command_ends_with_the_report(tmp_path: Path) -> None:
     text = invoke("reproduce", "all", *TWO, "--steps", "1", "--validation-rows", "8", "--out", str(tmp_path / "runs"))
     assert "report" in text and (tmp_path / "runs" / "report.html").stat().st_size > 100_000
     written = {path.stem for path in (tmp_path / "runs").glob("*/*.json")}
-    trained = {"fig8", "table1", "table2", "table3", "fig10", "lra", "length", "sensitivity", "gaussian"}
-    assert written >= trained | {"fig1", "fig2", "fig5", "fig6", "fig7", "fig9"}
+    trained = {
+        "fig8",
+        "table1",
+        "table2",
+        "table3",
+        "fig9",
+        "fig10",
+        "fig10b",
+        "lra",
+        "length",
+        "sensitivity",
+        "gaussian",
+    }
+    assert written >= trained | {"fig1", "fig2", "fig5", "fig6", "fig7"}
 
 
 def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> None:

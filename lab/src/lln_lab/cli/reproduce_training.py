@@ -211,7 +211,13 @@ def everything(choice: Choice) -> None:
     if not choice.check:
         _measured(choice, out)
     fig8(choice.under("fig8"), keep_models=True)
-    table1(choice.under("table1"), corpus=choice.data, pretrained=out / "fig8", pretraining_steps=steps)
+    table1(
+        choice.under("table1"),
+        corpus=choice.data,
+        pretrained=out / "fig8",
+        pretraining_steps=steps,
+        pretraining_accumulate=choice.accumulate,
+    )
     table3(choice.under("table3"))
     fig9(replace(choice.under("fig9"), attention=None))  # LLN+Diag alone has an alpha to look at
     fig10(replace(choice.under("fig10"), attention=None))  # compares fixed alpha and beta, as fig10b and sensitivity do

@@ -43,7 +43,7 @@ def run(
 
         with watching(network, look):
             network(**inputs)
-    return {"model": Path(model).name, "center_keys": center_keys, "heads": _per_head(rows), "summary": summary(rows)}
+    return {"model": Path(model).name, "center_keys": center_keys, "heads": per_head(rows), "summary": summary(rows)}
 
 
 def heads(q: Tensor, k: Tensor, scale: float, center_keys: bool) -> list[dict[str, float]]:
@@ -82,7 +82,7 @@ def _entropy(log_weights: Any, q: Tensor) -> float:
     return total / len(q) / math.log(2)
 
 
-def _per_head(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def per_head(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over the texts."""
     result = []
     for layer, head in sorted({(row["layer"], row["head"]) for row in rows}):

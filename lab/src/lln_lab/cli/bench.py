@@ -6,7 +6,7 @@ from lln_lab.cli.bench_decode import decode
 from lln_lab.cli.bench_encode import encode
 from lln_lab.cli.bench_instruments import instruments
 from lln_lab.cli.bench_kernels import kernels
-from lln_lab.cli.bench_matching import matching, matching_model
+from lln_lab.cli.bench_matching import matching, matching_model, matching_training
 from lln_lab.cli.bench_near_far import near_far
 from lln_lab.cli.bench_near_far_suspects import near_far_suspects
 from lln_lab.cli.bench_near_far_terms import near_far_terms
@@ -27,6 +27,7 @@ for _benchmark in (
     instruments,
     matching,
     matching_model,
+    matching_training,
     sums,
     near_far,
     near_far_terms,

@@ -1,4 +1,4 @@
-"""`lln bench matching` and `lln bench matching-model`: is LLN attention as concentrated as softmax attention?"""
+"""`lln bench matching`, `matching-model` and `matching-training`: is LLN attention as concentrated as softmax attention?"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,3 +68,24 @@ def matching_model(
     result = run(model, chosen, max_length, gguf_file, center_keys)
     Console().print_json(data=result["summary"])
     Console().print(f"written: {write_result(out, result)}")
+
+
+def matching_training(
+    data: Annotated[Path, typer.Option(help="Texts: plain, one a line, or JSON lines with a field `text`; .xz too.")],
+    out: Annotated[Path, file_to_write("Where the result goes (JSON).")] = Path("runs/bench/matching_training.json"),
+    steps: Annotated[int, typer.Option(min=3, help="Steps of training, for each attention.")] = 150,
+    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters.")] = 4000,
+) -> None:
+    """A small RoBERTa while it trains: entropies of its heads, and its loss with softmax and both ways of matching."""
+    from lln.hf.conversion.text_file import TextFile
+    from lln.results import write_result
+    from lln_lab.bench.matching_training import Plan, run, shortened
+
+    console = Console()
+    plan = shortened(Plan(), steps)
+    with console.status("training") as status:
+        result = run(list(TextFile(data, plan.length, join=join).read()), plan, status.update)
+    console.print_json(data=result["bits_per_masked_token"])
+    for look in result["looks"]:
+        console.print_json(data={"step": look["step"], **look["summary"]})
+    console.print(f"written: {write_result(out, result, plan.seed)}")

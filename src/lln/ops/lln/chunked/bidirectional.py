@@ -93,7 +93,8 @@ def key_state_backward(x: Operands, gradient: State) -> dict[str, Tensor]:
         counts = counting(x.key_mask, span, tile, k)
         g = _key_features(k, beta, shift, counts, span, tile)
         values = keep(read(v, span, tile, beta.dtype), counts)
-        db = g * (values @ dsummed.mT + dnormaliser[:, :, None])
+        # not g (dS v + dz): dz is the same for all keys, so rounding that sum would err the same way in each of them
+        db = torch.addcmul(g * (values @ dsummed.mT), g, dnormaliser[:, :, None])
         dk.append(db * beta[:, :, None])
         dv.append(g @ dsummed)
         dbeta = dbeta + (db * keep(read(k, span, tile, beta.dtype), counts)).sum(dim=-2)

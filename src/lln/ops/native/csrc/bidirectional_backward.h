@@ -61,10 +61,12 @@ static void key_gradients(const Head& head, int64_t first, int64_t last, const f
         key_features(rows, s.d, c, g, s.ld, nullptr);
         Fetch reads(at + rows, least(at + 2 * KEY_TILE, last), blocks(rows, s.d));
         product<ROWS, OVERWRITE>(rows, s.d, s.e, values, s.le, transposed_ds, s.ld, db, s.ld, reads.read(head.k).read(head.v));
+        // Not g (dS v + dz): dz is the same for all keys, so rounding the sum in brackets would err the same way in each of them.
         for (int r = 0; r < rows; ++r)
             for (int l = 0; l < s.d; l += W) {
                 float* x = db + int64_t(r) * s.ld + l;
-                store(x, load(g + int64_t(r) * s.ld + l) * (load(x) + load(d.z + l)));
+                const vf feature = load(g + int64_t(r) * s.ld + l);
+                store(x, feature * load(x) + feature * load(d.z + l));
             }
         Fetch writes(at, at + rows, blocks(rows, s.e));
         product<ROWS, OVERWRITE>(rows, s.e, s.d, g, s.ld, d.s, s.le, result, s.le, writes.write(dk).write(dv));

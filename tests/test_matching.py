@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lln.attention import lln_attention
 from lln.matching import match_moments
+from lln.ops.moments import table
 from lln.ops.moments.table import calibrated_range, load
 
 # q, k from numpy.random.default_rng(seed); alpha, beta, var(log P) under the published constants
@@ -340,3 +342,14 @@ Q = torch.randn(2, 4, 6, 8)
 def test_mistakes_are_named(arguments: tuple[Tensor, Tensor], options: dict[str, object], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         match_moments(*arguments, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_first_call_inside_a_transform_leaves_nothing_of_it_behind(dtype: torch.dtype) -> None:
+    """Tensors that are made inside torch.func, and kept, could not be read after it."""
+    q, k = torch.randn(2, 1, 2, 20, 8, dtype=dtype)
+    table.kept.clear()
+    torch.func.grad(lambda x: match_moments(x, k, detach=False)[0].sum())(q)
+    torch.func.jvp(lambda x: lln_attention(x, k, k), (q,), (q,))
+    for method in ("table", "sample"):
+        assert all(bool(x.isfinite().all()) for x in match_moments(q, k, method=method))

@@ -413,12 +413,10 @@ def _edges(cu_seqlens: Tensor | None, q: Tensor) -> Tensor | None:
 def _broadcast(name: str, x: Scale, q: Tensor, sequences: int, heads: int) -> Tensor:
     """(S, heads, D) in the compute dtype from a number or anything that broadcasts to (S, heads, 1, D)."""
     dtype = compute_dtype(q.dtype)
-    if isinstance(x, complex) or (isinstance(x, Tensor) and not (x.is_floating_point() or x.dtype in _WHOLE)):
-        raise TypeError(f"{name} must be real numbers, got {x.dtype if isinstance(x, Tensor) else x!r}")
+    _refuse_what_is_no_real_number(name, x)
     if isinstance(x, Tensor) and x.dim() > 0 and x.device != q.device:
         raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-    if _is_nan(x):
-        raise ValueError(f"{name} must be numbers, got nan")
+    _refuse_nan(name, x, or_infinite=name != "feature_bias")  # where a bias of -inf takes a feature out
     x = torch.as_tensor(x, dtype=dtype, device=q.device)
     shape = (sequences, heads, 1, q.shape[3])
     if x.dim() > 4 or any(own not in (1, full) for own, full in zip(x.shape[::-1], shape[::-1], strict=False)):
@@ -428,12 +426,21 @@ def _broadcast(name: str, x: Scale, q: Tensor, sequences: int, heads: int) -> Te
     return x.expand(shape)[:, :, 0].contiguous()
 
 
-def _is_nan(x: Scale) -> bool:
+def _refuse_what_is_no_real_number(name: str, x: Scale) -> None:
+    if isinstance(x, complex | str) or (isinstance(x, Tensor) and not (x.is_floating_point() or x.dtype in _WHOLE)):
+        raise TypeError(f"{name} must be real numbers, got {x.dtype if isinstance(x, Tensor) else repr(x)}")
+
+
+def _refuse_nan(name: str, x: Scale, or_infinite: bool) -> None:
     """Looked for where it costs nothing. What has four dimensions was matched, and belongs to samples that may be NaN."""
-    if not isinstance(x, Tensor):
-        return x != x
-    readable = x.is_cpu and x.dim() < 4 and not torch.compiler.is_compiling()
-    return readable and not torch._C._are_functorch_transforms_active() and bool(x.isnan().any())
+    if isinstance(x, Tensor):
+        if not x.is_cpu or x.dim() >= 4 or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return
+        wrong = ~x.isfinite() if or_infinite else x.isnan()
+        if bool(wrong.any()):
+            raise ValueError(f"{name} must be {'finite ' if or_infinite else ''}numbers, got {x[wrong][0].item()}")
+    elif x != x or (or_infinite and abs(x) == float("inf")):
+        raise ValueError(f"{name} must be {'finite ' if or_infinite else ''}numbers, got {x}")
 
 
 _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -441,6 +448,9 @@ _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 def _mixing_weight(mix: Scale, q: Tensor) -> Tensor:
     """(B, Hq, N or 1) in the compute dtype."""
+    _refuse_what_is_no_real_number("mix", mix)
+    if not isinstance(mix, Tensor) or mix.dim() <= 1:  # one of each row is the work of whoever made it
+        _refuse_nan("mix", mix, or_infinite=True)
     weight = torch.as_tensor(mix, dtype=compute_dtype(q.dtype), device=q.device)
     shape = batch, heads, _ = q.shape[:3]
     by_row = weight.reshape(-1, 1) if weight.dim() <= 1 else weight

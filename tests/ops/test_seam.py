@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import math
 import re
 import subprocess
 import sys
@@ -55,8 +56,11 @@ def test_no_file_outside_of_the_operations_names_a_backend() -> None:
 
 
 @every_function
-def test_forward_mode_derivatives_are_those_of_reverse_mode(name: str) -> None:
+@pytest.mark.parametrize("alike", [False, True], ids=["shared heads", "q, k and v of one shape"])
+def test_forward_mode_derivatives_are_those_of_reverse_mode(name: str, alike: bool) -> None:
     function, primals = FUNCTIONS[name], inputs()
+    if alike:  # torch has a kernel of its own for these
+        primals = [torch.randn(2, 4, 48, 8, dtype=torch.float64) for _ in range(3)]
     tangents = [torch.randn_like(x) for x in primals]
     out, tangent = torch.func.jvp(function, tuple(primals), tuple(tangents))
     leaves = [x.clone().requires_grad_() for x in primals]
@@ -139,13 +143,22 @@ def test_the_mixing_weight_is_never_rounded_to_half_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [complex(1, 1), torch.tensor(1 + 1j), float("nan"), torch.tensor(float("nan"))], ids=str
+    "value",
+    [complex(1, 1), torch.tensor(1 + 1j), math.nan, torch.tensor(math.nan), math.inf, torch.tensor(-math.inf), "1"],
+    ids=str,
 )
-@pytest.mark.parametrize("name", ["alpha", "beta"])
+@pytest.mark.parametrize("name", ["alpha", "beta", "mix"])
 def test_scales_that_are_not_numbers_are_refused(name: str, value: Any) -> None:
-    given = {"alpha": 1.0, "beta": 1.0, name: value}
+    given = {"alpha": 1.0, "beta": 1.0, "mix": 0.5, name: value}
     with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
-        lln.lln_attention(*inputs(), **given)
+        lln.lln_diag_attention(*inputs(), **given)
+
+
+def test_a_bias_of_minus_infinity_takes_a_feature_out() -> None:
+    q, k, v = inputs()
+    without = lln.lln_attention(q[..., 1:], k[..., 1:], v, 1.0, 1.0)
+    bias = torch.tensor([-math.inf] + 7 * [0.0])
+    torch.testing.assert_close(lln.lln_attention(q, k, v, 1.0, 1.0, feature_bias=bias), without)
 
 
 class NothingIsReadBack(TorchDispatchMode):

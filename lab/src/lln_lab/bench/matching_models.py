@@ -2,8 +2,11 @@
 
 The model runs with its own softmax attention; each layer's q and k are taken as attention gets them, and matched as if
 attention were bidirectional. Entropies are over all rows and all keys that count, in bits.
+
+Of an encoder also: the cosine of its mean-pooled output with LLN in softmax's place, without training, to its own.
 """
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -30,9 +33,10 @@ def run(
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = AutoTokenizer.from_pretrained(model, **options)
     network = AutoModel.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa", **options).eval()
+    cut = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
     rows: list[dict[str, Any]] = []
     for text_number, text in enumerate(texts):
-        inputs = tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")
+        inputs = tokenizer(text, **cut)
         layer = 0
 
         def look(call: Call, _: Tensor, text_number: int = text_number) -> None:
@@ -43,7 +47,30 @@ def run(
 
         with watching(network, look):
             network(**inputs)
-    return {"model": Path(model).name, "center_keys": center_keys, "heads": per_head(rows), "summary": summary(rows)}
+    found = {"model": Path(model).name, "center_keys": center_keys, "heads": per_head(rows), "summary": summary(rows)}
+    if not is_causal(network):
+        found["swapped"] = swapped(network, [tokenizer(text, **cut) for text in texts])
+    return found
+
+
+def is_causal(network: Any) -> bool:
+    return any(getattr(module, "is_causal", False) for module in network.modules())
+
+
+def swapped(network: Any, texts: list[Any]) -> dict[str, float]:
+    """Mean cosine over the texts, by how the attention that took softmax's place was matched."""
+    from lln_lab.bench.matching_attention import Matched
+
+    own, result = _pooled(network, texts), {}
+    for blocks, center_keys, method in itertools.product((False, True), (False, True), METHODS):
+        way = Matched(method, center_keys, blocks)
+        network.set_attn_implementation(way.register())
+        result[way.name] = float(torch.cosine_similarity(_pooled(network, texts), own, dim=-1).mean())
+    return result
+
+
+def _pooled(network: Any, texts: list[Any]) -> Tensor:
+    return torch.stack([network(**inputs).last_hidden_state[0].mean(dim=0) for inputs in texts])
 
 
 def heads(q: Tensor, k: Tensor, scale: float, center_keys: bool) -> list[dict[str, float]]:

@@ -9,24 +9,23 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, RobertaForMaskedLM
+from transformers import RobertaForMaskedLM
 
-from lln.attention import lln_attention
 from lln.hf.attention.call import Call
-from lln.hf.attention.masks import padding_mask
 from lln.hf.conversion.watching import watching
-from lln.matching import match_moments
 from lln_lab.bench import matching_models
+from lln_lab.bench.matching_attention import Matched
 from lln_lab.experiments.masking import Masking, tokenizer_of, windows
 from lln_lab.experiments.models.roberta import Size, configuration
 
 SOFTMAX = "sdpa"
-_NAMES = {method: f"matched_by_{method}" for method in matching_models.METHODS}
+MATCHED = tuple(Matched(method) for method in matching_models.METHODS)
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,14 @@ class Plan:
 
 
 def run(texts: list[str], plan: Plan, tell: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    for method, name in _NAMES.items():
-        AttentionInterface.register(name, _matched_by(method))
-        AttentionMaskInterface.register(name, padding_mask)
+    matched = [way.register() for way in MATCHED]
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = tokenizer_of(texts, Path(folder) / "tokenizer", plan.vocabulary)
     rows, masking = windows(texts, tokenizer, plan.length), Masking(tokenizer)
     train, test = rows[plan.tested :], rows[: plan.tested]
     looks: list[dict[str, Any]] = []
     losses: dict[str, Any] = {}
-    for name in (SOFTMAX, *_NAMES.values()):
+    for name in (SOFTMAX, *matched):
         model = _model(plan, masking.vocabulary)
         model.set_attn_implementation(name)
         for step, batch in enumerate(_batches(train, masking, plan)):
@@ -71,26 +68,10 @@ def run(texts: list[str], plan: Plan, tell: Callable[[str], None] = lambda _: No
         losses[name] = {"trained": _test_loss(model, test, masking, plan)}
         if name == SOFTMAX:
             looks.append({"step": plan.steps, **_look(model, test[: plan.watched])})
-            for swapped in _NAMES.values():
+            for swapped in matched:
                 model.set_attn_implementation(swapped)
                 losses.setdefault("swapped", {})[swapped] = _test_loss(model, test, masking, plan)
     return {"plan": asdict(plan), "bits_per_masked_token": losses, "looks": looks}
-
-
-def _matched_by(method: str) -> Callable[..., tuple[Tensor, None]]:
-    def attend(
-        module: nn.Module,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attention_mask: Any = None,
-        scaling: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        out = lln_attention(q, k, v, *match_moments(q, k, method=method, scale=scaling))
-        return out.transpose(1, 2).contiguous(), None
-
-    return attend
 
 
 def _model(plan: Plan, vocabulary: int) -> RobertaForMaskedLM:
@@ -123,16 +104,17 @@ def _test_loss(model: RobertaForMaskedLM, rows: Tensor, masking: Masking, plan: 
 def _look(model: RobertaForMaskedLM, rows: Tensor) -> dict[str, Any]:
     """Entropies of every head on windows without masks."""
     found: list[dict[str, Any]] = []
-
-    def look(call: Call, _: Tensor) -> None:
-        layer = len({(row["text"], row["layer"]) for row in found if row["text"] == text})
-        for head, entropies in enumerate(matching_models.heads(call.q, call.k, call.scale, False)):
-            found.append({"text": text, "layer": layer, "head": head, "tokens": call.k.shape[2], **entropies})
-
-    with watching(model, look):
-        for text, row in enumerate(rows):
+    with watching(model, partial(_look_at, found, model.config.num_hidden_layers)):
+        for row in rows:
             model(input_ids=row[None])
     return {"heads": matching_models.per_head(found), "summary": matching_models.summary(found)}
+
+
+def _look_at(found: list[dict[str, Any]], layers: int, call: Call, _: Tensor) -> None:
+    entropies = matching_models.heads(call.q, call.k, call.scale, False)
+    text, layer = divmod(len(found) // len(entropies), layers)
+    for head, one in enumerate(entropies):
+        found.append({"text": text, "layer": layer, "head": head, "tokens": call.k.shape[2], **one})
 
 
 def shortened(plan: Plan, steps: int) -> Plan:

@@ -3,13 +3,16 @@
 Without masks, blocks are views of the inputs; else positions are moved to slots (`lln.ops.slots`). No value is read back.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lln.ops.backends import Backend
 from lln.ops.blocks.op import OpenOperands, Operands, Results, blocks, open_block
-from lln.ops.lln.chunked.tiles import laid_out
+from lln.ops.lln.chunked.tiles import has_tangent, laid_out
 from lln.ops.lln.op import compute_dtype
 from lln.ops.masks import masked_softmax
 from lln.ops.slots import block_slots
@@ -68,9 +71,11 @@ def _attend(
     # torch's own causal path divides by zero for a scale of 0 or less, so a mask says it.
     if is_causal and mask is None and scale <= 0:
         mask = torch.ones(block_size, block_size, dtype=torch.bool, device=q.device).tril()
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
-    )  # (B * blocks, Hq, block, Dv)
+    # of torch's kernels only the plain one has forward-mode derivatives
+    with sdpa_kernel(SDPBackend.MATH) if any(map(has_tangent, (q, k, v))) else nullcontext():
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
+        )  # (B * blocks, Hq, block, Dv)
     if poison is not None:
         out = out + poison.repeat_interleave(out.shape[1] // poison.shape[1], dim=1)
     return out.unflatten(0, (batch, count)).transpose(1, 2).flatten(2, 3)

@@ -1,7 +1,6 @@
 """Sums over positions, and matching in one call, on the compiled kernel."""
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,23 +28,16 @@ def forward_match(x: MatchOperands) -> Matched:
     shape = (_sequences(x.k, edges), x.k.shape[1])
     alpha, beta = torch.empty(shape, dtype=torch.float64), torch.empty(shape, dtype=torch.float64)
     entropies = torch.full((*shape, 2), math.nan, dtype=torch.float64)
-    table, log2_t, log2_length = _table(x.target, x.q.shape[-1])
+    table = kept_values(x.target, x.q.shape[-1], torch.float64, torch.device("cpu"))
+    log2_t, log2_length = load()["log2_t"], load()["log2_length"]
     query_mask = x.key_mask if x.q.shape[2] == x.k.shape[2] else None
     run(
         "match", q=x.q, k=x.k, query_mask=query_mask, key_mask=x.key_mask, cu_seqlens=edges,
-        center_keys=x.center_keys, scale=x.scale, table=table, first_log2_t=log2_t[0], step_log2_t=log2_t[1],
-        first_log2_length=log2_length[0], step_log2_length=log2_length[1], alpha=alpha, beta=beta,
+        center_keys=x.center_keys, scale=x.scale, table=table, first_log2_t=log2_t["first"], step_log2_t=log2_t["step"],
+        first_log2_length=log2_length["first"], step_log2_length=log2_length["step"], alpha=alpha, beta=beta,
         entropies=entropies if x.method == "sample" else None,
     )  # fmt: skip
     return Matched(alpha, beta, entropies)
-
-
-@cache
-def _table(target: str, head_dim: int) -> tuple[Tensor, tuple[float, float], tuple[float, float]]:
-    """log2 r over (lengths, temperatures), and the first point and the step of both grids, temperatures first."""
-    values = kept_values(target, head_dim, torch.float64, torch.device("cpu")).contiguous()
-    log2_t, log2_length = ((grid["first"], grid["step"]) for grid in (load()["log2_t"], load()["log2_length"]))
-    return values, log2_t, log2_length
 
 
 def _sequences(x: Tensor, edges: Tensor | None) -> int:

@@ -58,7 +58,7 @@ def join(pieces: list[Tensor], like: Tensor) -> Tensor:
 def laid_out(x: Tensor, like: Tensor) -> Tensor:
     """x (B, H, N, E) in the dtype of `like`, with the strides of `empty_rows`."""
     x = x.to(like.dtype)
-    if torch._C._are_functorch_transforms_active() or x.requires_grad or _has_tangent(x):
+    if torch._C._are_functorch_transforms_active() or x.requires_grad or has_tangent(x):
         return x
     expected = empty_rows(like, x.shape[-1])
     return x if x.stride() == expected.stride() else expected.copy_(x)
@@ -83,7 +83,7 @@ def decay(lower: Tensor, upper: Tensor) -> Tensor:
     return torch.where(lower == -torch.inf, 0.0, (lower - finite(upper)).exp())
 
 
-def _has_tangent(x: Tensor) -> bool:
+def has_tangent(x: Tensor) -> bool:
     from torch.autograd import forward_ad
 
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None

@@ -50,8 +50,7 @@ def differentiable_matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim:
     first, step, points = grid["first"], grid["step"], grid["points"]
     lowest, highest = 2.0**first, 2.0 ** (first + step * (points - 1))
     lengths = load()["log2_length"]
-    made = _new_values if torch.compiler.is_compiling() else kept_values  # a graph must not keep a traced tensor
-    values = made(target, head_dim, t.dtype, t.device)  # (lengths, points)
+    values = kept_values(target, head_dim, t.dtype, t.device)  # (lengths, points)
     column, across = _position(t.clamp(lowest, highest).log2(), first, step, points)
     row, down = _position(keys.clamp_min(1).log2(), lengths["first"], lengths["step"], lengths["points"])
     above, below = values[row], values[row + 1]  # (..., points)
@@ -73,11 +72,20 @@ def _position(x: Tensor, first: float, step: float, points: int) -> tuple[Tensor
     return index.long(), x - index
 
 
-def _new_values(target: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(_for_head_dim(target, head_dim), dtype=dtype, device=device)
+kept: dict[tuple[str, int, torch.dtype, torch.device], Tensor] = {}
 
 
-kept_values = cache(_new_values)
+def kept_values(target: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """log2 r over (lengths, T) as a tensor, made once: but what is made in a graph or a transform is of use only there."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(_for_head_dim(target, head_dim), dtype=dtype, device=device)
+    key = (target, head_dim, dtype, device)
+    if key in kept:
+        return kept[key]
+    made = torch.tensor(_for_head_dim(target, head_dim), dtype=dtype, device=device)
+    if type(made) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(made):
+        kept[key] = made
+    return made
 
 
 @cache

@@ -1,8 +1,8 @@
 """The seam between operations and backends: who may name one, what a graph carries, and what is seen of the outside."""
 
 import dataclasses
-import os
 import math
+import os
 import re
 import subprocess
 import sys

@@ -29,7 +29,7 @@ $(READY): $(DEMO)
 	$(PIP) -e '.[dev]' -e 'lab[all]'
 	@touch $@
 
-demo: $(DEMO)  ## pre-train softmax, LLN and LLN+Diag on text that every Python has, watch, time; runs/demo/report.html
+demo: $(DEMO)  ## train softmax, LLN and LLN+Diag side by side, time them, and write runs/demo/report.html
 	$(BIN)/lln demo
 
 test: $(READY)  ## run the tests
@@ -63,7 +63,7 @@ sweep: $(READY)  ## the slow property tests and statistical gates
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tools/sanitize.py
 
-calibrate: $(READY)  ## measure the matching table anew
+calibrate: $(READY)  ## measure the matching table again
 	$(BIN)/lln calibrate
 
 clean:  ## remove the environment, builds and runs

@@ -1,6 +1,7 @@
-"""What the documentation shows runs: its Python and its commands. What it names is there: modules, names in them, files."""
+"""What the documentation shows runs, each block by itself: Python and commands. What it names exists: modules, names, files."""
 
 import importlib
+import json
 import os
 import re
 import shlex
@@ -16,40 +17,6 @@ from lln_cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
-# What a page takes for granted, before its Python block of that number: a tiny random model, texts, a trainer.
-_TINY = "hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=8"
-_TEXTS = f"""
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, BertConfig, PreTrainedTokenizerFast
-words = Tokenizer(models.WordLevel({{"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3, "c": 4}}, unk_token="[UNK]"))
-words.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
-texts = ["a b c " * n for n in range(2, 12)]
-model, folder = AutoModel.from_config(BertConfig({_TINY})).eval(), "converted"
-"""
-_FEW_STEPS = """
-import lln.hf
-whole = lln.hf.distil
-lln.hf.distil = lambda *given, **options: whole(*given, **{**options, "steps": 4, "progress": False})
-"""
-_CAUSAL = f"""
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-config = LlamaConfig({_TINY})
-config.lln = {{"alpha": 1.0, "beta": 1.0}}
-model = AutoModelForCausalLM.from_config(config, attn_implementation="lln_diag").eval()
-ids = torch.randint(8, (1, 40))
-"""
-_TRAINER = f"""
-from transformers import AutoModel, BertConfig, Trainer, TrainingArguments
-trainer = Trainer(AutoModel.from_config(BertConfig({_TINY})), TrainingArguments("trained", report_to=[]))
-"""
-TAKEN_FOR_GRANTED = {
-    ("docs/hf.md", 1): _CAUSAL,
-    ("docs/hf.md", 2): _TEXTS,
-    ("docs/distil.md", 0): _TEXTS + _FEW_STEPS,
-    ("docs/instruments.md", 2): _TRAINER,
-}
 PAGES = [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md"))]
 
 
@@ -58,23 +25,56 @@ def fences(path: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=str)
-def test_the_python_in_the_docs_runs(path: Path, tmp_path: Path) -> None:
-    blocks = [content for language, content in fences(path) if language == "python"]
-    if not blocks:
-        pytest.skip(f"{path} has no Python in it")
-    script = tmp_path / "script.py"
-    script.write_text("\n".join(TAKEN_FOR_GRANTED.get((str(path), i), "") + block for i, block in enumerate(blocks)))
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """ "page number" -> what went wrong, or nothing: every Python block in a namespace and a folder of its own.
+
+    One process imports torch and forks for each block, which has nothing of the blocks before it.
+    """
+    folder = tmp_path_factory.mktemp("blocks")
+    blocks = {
+        f"{path} {number}": content
+        for path in PAGES
+        for number, content in enumerate(content for language, content in fences(path) if language == "python")
+    }
+    (folder / "blocks.json").write_text(json.dumps(blocks))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path, env=one_thread
+        [sys.executable, "-c", RUN_EACH_ALONE], capture_output=True, text=True, check=False, cwd=folder, env=environment
     )
-    assert done.returncode == 0, f"{path}:\n{done.stderr}"
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads((folder / "outcomes.json").read_text()))
 
 
-def test_what_is_taken_for_granted_is_before_a_block_of_its_page() -> None:
-    for path, number in TAKEN_FOR_GRANTED:
-        assert number < sum(language == "python" for language, _ in fences(Path(path))), (path, number)
+RUN_EACH_ALONE = """
+import json, os, sys, tempfile, traceback
+import torch
+blocks, outcomes = json.load(open("blocks.json")), {}
+for name, block in blocks.items():
+    folder = tempfile.mkdtemp(dir=".")
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        sys.stdout = open(os.devnull, "w")
+        try:
+            exec(compile(block, name, "exec"), {"__name__": "__main__"})
+        except BaseException:
+            open("wrong", "w").write(traceback.format_exc())
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    wrong = os.path.join(folder, "wrong")
+    outcomes[name] = open(wrong).read() if os.path.exists(wrong) else f"it ended with status {status}" if status else ""
+json.dump(outcomes, open("outcomes.json", "w"))
+"""
+
+
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_every_python_block_of_the_docs_runs_by_itself(path: Path, outcomes: dict[str, str]) -> None:
+    own = {name: wrong for name, wrong in outcomes.items() if name.rpartition(" ")[0] == str(path)}
+    if not own:
+        pytest.skip(f"{path} has no Python in it")
+    for name, wrong in own.items():
+        assert not wrong, f"block {name}:\n{wrong}"
 
 
 def _commands_in_the_docs() -> list[str]:

@@ -18,12 +18,13 @@ from lln_cli.words import WRONG, InWords, tell
 
 GROUP = "lln.commands"
 LAB = "lln-lab"
-OF_THE_LAB = ("demo", "look", "reproduce", "bench", "report")
+OF_THE_LAB = ("demo", "look", "choose", "reproduce", "bench", "report")
 # Every command in the order of the help, with its line there. A command's own --help says more.
 SUMMARY = {
     "demo": "See it work: train, time and compare, in a few minutes.",
     "info": "Show versions, backends and the range of matching.",
     "look": "Show what a model attends to, as a page of attention maps.",
+    "choose": "Find the fastest attention for your shape, on this machine.",
     "convert": "Make a pretrained softmax model linear.",
     "distil": "Make it linear and train it to follow the original.",
     "reproduce": "Repeat the paper's tables and figures.",
@@ -92,7 +93,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         cls=Ordered,
         help=f"Linear Log-Normal attention. Results go to the folder runs/ unless --out says otherwise. "
-        f"demo, look, reproduce, bench and report come with {LAB}.",
+        f"demo, look, choose, reproduce, bench and report come with {LAB}.",
         no_args_is_help=True,
         add_completion=False,
     )

@@ -19,7 +19,7 @@ PALETTE = (
     ("#6757c8", "#aea2ff"),
     ("#84552f", "#cfa27e"),
 )
-MARKERS = 5  # shapes of assets/plot.js and of figure.py
+MARKERS = 6  # shapes of assets/plot.js and of figure.py
 TINTS = (0.0, 0.42, 0.62)  # share of white in the first, second and any further variant
 OWN = {"softmax": 0, "lln": 1, "lln_diag": 2}
 OTHERS = (
@@ -28,6 +28,7 @@ OTHERS = (
     "quadratic", "flash", "rfa", "tnn", "transformer_ls",
     "transnormer_t1", "transnormer_t2", "agent", "gated_delta", "hedgehog",
     "lolcats", "mala", "mhla", "polaformer", "sla",
+    "near_far",
 )  # fmt: skip
 ALIASES = {
     "sdpa": "softmax",
@@ -100,7 +101,7 @@ def as_css() -> str:
 def _pairs() -> list[tuple[int, int]]:
     """All colours with all markers: first those of the others, and those that nobody shares with other markers last."""
     count, own = len(PALETTE), len(OWN)
-    first = [(own + i % (count - own), (i // (count - own) + i) % MARKERS) for i in range((count - own) * MARKERS)]
+    first = [(own + i % (count - own), _marker(i)) for i in range((count - own) * MARKERS)]
     return first + [(colour, marker) for colour in range(own) for marker in range(MARKERS) if marker != colour]
 
 
@@ -108,4 +109,11 @@ def _of(base: str) -> Style:
     if base in OWN:
         return Style(OWN[base], OWN[base])
     at, width = OTHERS.index(base), len(PALETTE) - len(OWN)
-    return Style(len(OWN) + at % width, (at // width + at) % MARKERS)
+    return Style(len(OWN) + at % width, _marker(at))
+
+
+def _marker(at: int) -> int:
+    """Of the colours that several share, the marker of the at-th: neighbours differ in both, until a last row of one marker."""
+    width = len(PALETTE) - len(OWN)
+    row = at // width
+    return (row + at) % width if row < width else row

@@ -43,7 +43,7 @@ def test_jsonl(tmp_path: Path, ending: str, pack) -> None:  # type: ignore[no-un
         ),
         ('{"text": "a"}', "line 1 has text, and no label"),
         ('["a", 1]', "line 1 has no fields, and no text and no label"),
-        ('{"text": "a", "lab', "line 1 is no JSON"),
+        ('{"text": "a", "lab', "line 1 is not JSON"),
         ('{"text": 3, "label": 1}', "text is a string"),
         ('{"text": "a", "label": "good"}', "label 0 or 1; given str and 'good'"),
         ("", "no review in .*train.jsonl"),

@@ -229,7 +229,7 @@ def test_a_broken_part_is_a_notice_and_the_rest_is_there(tmp_path: Path, broken:
 
 def test_a_picture_that_is_none_is_a_notice(tmp_path: Path) -> None:
     (tmp_path / "fig8.png").write_bytes(b"not a picture")
-    assert "fig8.png is no picture" in section_of(tmp_path, sample()).notices[0]
+    assert "fig8.png is not a picture" in section_of(tmp_path, sample()).notices[0]
 
 
 def test_the_picture_beside_a_result_is_embedded(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def matching_model(
     out: Annotated[Path, file_to_write("Where the result goes (JSON).")] = Path("runs/bench/matching_model.json"),
     texts: Annotated[int, typer.Option(min=1, help="How many texts.")] = 8,
     max_length: Annotated[int, typer.Option(min=16, help="Tokens a text is cut at.")] = 512,
-    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters.")] = 4000,
+    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of about this many characters.")] = 4000,
     gguf_file: Annotated[str | None, typer.Option(help="Name of a .gguf file in the folder.")] = None,
     center_keys: Annotated[bool, typer.Option(help="Subtract the mean key.")] = False,
 ) -> None:

@@ -29,7 +29,7 @@ def zoo(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a cell.")] = 1,
     clock: Annotated[str, typer.Option(help="'wall', or 'cpu' on a machine that has other work to do.")] = "wall",
     memory_limit: Annotated[float, typer.Option(help="Gigabytes a cell may use.")] = 12.0,
-    time_limit: Annotated[float, typer.Option(help="Seconds a cell may take.")] = 300.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit of one cell, in seconds.")] = 300.0,
 ) -> None:
     """Time and peak memory of a training step with every attention of the zoo, as ratios to softmax. Goes on if interrupted."""
     from lln import zoo as members_of_the_zoo

@@ -22,8 +22,8 @@ def choose(
     threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in turns; the median ratio counts.")] = 2,
     clock: Annotated[str, typer.Option(help="'wall', or 'cpu' on a machine that has other work to do.")] = "wall",
-    memory_limit: Annotated[float, typer.Option(help="Gigabytes a member may use.")] = 8.0,
-    time_limit: Annotated[float, typer.Option(help="Seconds a member may take in a round.")] = 60.0,
+    memory_limit: Annotated[float, typer.Option(help="Memory limit of one member, in gigabytes.")] = 8.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit of one member in one round, in seconds.")] = 60.0,
     out: Annotated[Path | None, file_to_write("Also write everything to this JSON file.")] = None,
 ) -> None:
     """Time every attention that qualifies on your shape, join it with the results nearest to it, and print a ranking."""

@@ -60,7 +60,7 @@ class Choice:
     ] = None
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")] = None
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")] = None
-    validation_rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows to validate on.")] = None
+    validation_rows: Annotated[int | None, typer.Option(min=1, help="Validate on at most this many rows.")] = None
     accumulate: Annotated[
         int | None,
         typer.Option(min=1, help="Pieces in which a process computes its share of a step; by default the preset's."),

@@ -114,7 +114,7 @@ def _review(line: str, where: str) -> tuple[bytes, int]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as reason:
-        raise ValueError(f"{where} is no JSON ({reason})") from reason
+        raise ValueError(f"{where} is not JSON ({reason})") from reason
     fields = row if isinstance(row, dict) else {}
     if absent := [name for name in ("text", "label") if name not in fields]:
         has = ", ".join(fields) or "no fields"

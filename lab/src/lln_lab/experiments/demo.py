@@ -81,9 +81,10 @@ def run(
 def time_against_length(
     longest: int, on_measured: Callable[[str, int], None], heads: int = HEADS, head_dim: int = HEAD_DIM
 ) -> dict[str, Any]:
-    """Forward + backward of the attention alone, in seconds: the best of three interleaved runs after a warm-up.
+    """Forward + backward of the attention alone, in seconds of CPU time: the best of three interleaved runs after a warm-up.
 
-    A run that takes longer than a second is not repeated.
+    CPU time, of all threads together, so that other programs on the machine do not count. A run of more than a second is not
+    repeated.
     """
     lengths = [2**power for power in range(8, 31) if 2**power <= longest]
     best: dict[str, dict[int, float]] = {name: {} for name in FUNCTIONS}
@@ -94,9 +95,9 @@ def time_against_length(
                 before = best[name].get(length)
                 if before is not None and before > 1.0:
                     continue
-                start = time.perf_counter()
+                start = time.process_time()
                 torch.autograd.grad(function(*inputs).sum(), inputs)
-                taken = time.perf_counter() - start
+                taken = time.process_time() - start
                 if repeat > 0 or taken > 1.0:
                     best[name][length] = taken if before is None else min(before, taken)
                 on_measured(name, length)
@@ -140,7 +141,7 @@ def speed_table(timing: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "title": "Attention alone, forward + backward: how many times faster than softmax",
-        "note": "Two heads of 64; the best of three interleaved runs.",
+        "note": "Two heads of 64; CPU time, the best of three interleaved runs.",
         "columns": ["length", f"{labels[0]}, ms", *labels[1:]],
         "rows": rows,
     }

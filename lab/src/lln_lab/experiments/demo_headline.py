@@ -50,8 +50,8 @@ def limits(found: dict[str, Any]) -> list[str]:
     told += [
         f"{run['steps']} steps are a beginning: the losses are still falling, and so small a model says nothing about large "
         "ones. `lln reproduce fig8` trains longer, on text of yours.",
-        f"Times are of the attention alone, two heads of 64, with {found['timing']['threads']} thread(s); softmax is torch's "
-        "fused scaled_dot_product_attention. In a whole model the gain is smaller: other layers take time, too.",
+        f"Times are CPU time of the attention alone, two heads of 64, with {found['timing']['threads']} thread(s); softmax is "
+        "torch's fused scaled_dot_product_attention. In a whole model the gain is smaller: other layers take time, too.",
     ]
     return told
 

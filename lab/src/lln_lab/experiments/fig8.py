@@ -166,8 +166,8 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
         ])  # fmt: skip
     return {
         "title": "Validation loss after pre-training",
-        "note": "Same data order, masks, heads and budget for all; nats a masked token; spread: standard deviation over seeds; "
-        "to softmax: difference to the run with the same seed, and its standard deviation.",
+        "note": "Same data order, masks, heads and budget for all; nats per masked token; spread: standard deviation over "
+        "seeds; to softmax: difference to the run with the same seed, and its standard deviation.",
         "columns": [
             "attention",
             "loss",
@@ -176,7 +176,7 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
             "to softmax",
             "parameters",
             "largest gradient norm",
-            "seconds a step",
+            "seconds per step",
         ],
         "rows": sorted(rows, key=lambda row: row[1]),
     }

@@ -29,7 +29,7 @@ LABELS = {
     "quadratic": "quadratic",
     "elu": "ELU + 1",
 }
-MARKERS = ("o", "s", "^", "D", "v")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,

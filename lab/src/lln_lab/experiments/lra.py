@@ -225,7 +225,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     def megabytes(runs: list[dict[str, Any]]) -> float:
         return round(runs[0]["saved_bytes"] / 2**20, 1)
 
-    time = scores.table(results, "Seconds a step", "The median of a run's steps; the fastest seed.", fastest)
+    time = scores.table(results, "Seconds per step", "The median of a run's steps; the fastest seed.", fastest)
     memory = scores.table(results, "Megabytes kept for the backward pass", "Counted, one step.", megabytes)
     return [{**score, "paper": PAPER_SCORES}, {**time, "paper": PAPER_COSTS}, memory]
 

@@ -33,7 +33,7 @@ def page(folder: Path) -> str:
     for name in NAMES:
         path = folder / f"{name}.json"
         if path.exists():
-            parts.append(section(name, json.loads(path.read_text()), (folder / f"{name}.png").exists()))
+            parts.append(section(name, json.loads(path.read_text()), (folder / f"{name}.svg").exists()))
     return "\n".join(parts)
 
 
@@ -50,8 +50,8 @@ def section(name: str, found: dict[str, Any], picture: bool) -> str:
     for verdict in found["verdicts"]:
         lines.append(f"- **{verdict['outcome']}**: {verdict['claim']}: {verdict['numbers']}")
     if picture:
-        lines += ["", f"![{found['title']}](results/{name}.png)"]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"![{found['title']}](results/{name}.svg)"]
+    return reworded("\n".join(lines)) + "\n"
 
 
 def described(found: dict[str, Any]) -> list[str]:
@@ -106,6 +106,20 @@ def grouped(pairs: Iterable[tuple[str, Any]]) -> str:
     if len(names) == 1:
         return next(iter(names))
     return " and ".join(f"{value} ({', '.join(sharing)})" for value, sharing in names.items())
+
+
+# Words of results written by earlier versions.
+REWORDED = {
+    "seconds a step": "seconds per step",
+    "Seconds a step": "Seconds per step",
+    "nats a masked": "nats per masked",
+}
+
+
+def reworded(text: str) -> str:
+    for old, new in REWORDED.items():
+        text = text.replace(old, new)
+    return text
 
 
 def markdown(table: dict[str, Any]) -> list[str]:

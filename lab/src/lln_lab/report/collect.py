@@ -88,10 +88,10 @@ def _take(file: Path, name: str, found: Collection) -> None:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as reason:
-        found.notices.append(f"{name} is left out: it is no JSON ({reason})")
+        found.notices.append(f"{name} was left out: it is not JSON ({reason})")
         return
     if not isinstance(data, dict) or not isinstance(data.get("provenance"), dict):
-        found.notices.append(f"{name} is left out: it has no provenance, so it is no result")
+        found.notices.append(f"{name} was left out: it has no provenance, so it is not a result")
         return
     picture = file.with_suffix(".png")
     found.results.append(Result(name, file, data, picture if picture.is_file() else None))

@@ -75,7 +75,7 @@ def read_map(entry: dict[str, Any]) -> Map:
     except (KeyError, TypeError, ValueError):
         raise ValueError("an attention map has no matrix of numbers") from None
     if matrix.ndim != 2 or not matrix.size:
-        raise ValueError(f"an attention map is no matrix: its shape is {matrix.shape}")
+        raise ValueError(f"an attention map must be a matrix, but its shape is {matrix.shape}")
     label = str(entry.get("label") or entry.get("attention") or "attention")
     return Map(
         label, str(entry.get("layer", 0)), str(entry.get("head", 0)), matrix, entry.get("text"),

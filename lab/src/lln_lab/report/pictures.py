@@ -8,7 +8,7 @@ from lln_lab.report.blocks import Picture
 
 
 def embed(path: Path, alt: str) -> Picture:
-    """Raises ValueError when the file is no picture."""
+    """Raises ValueError when the file is not a picture."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as missing:
@@ -18,5 +18,5 @@ def embed(path: Path, alt: str) -> Picture:
         with Image.open(path) as picture:
             picture.save(packed, format="WEBP", lossless=True, method=4)
     except (UnidentifiedImageError, OSError) as reason:
-        raise ValueError(f"{path.name} is no picture ({reason})") from None
+        raise ValueError(f"{path.name} is not a picture ({reason})") from None
     return Picture("data:image/webp;base64," + base64.b64encode(packed.getvalue()).decode(), alt)

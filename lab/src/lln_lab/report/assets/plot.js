@@ -12,6 +12,7 @@ const MARKERS = [
   "M0,-3.9L3.7,2.7H-3.7Z",
   "M0,-4.2L4.2,0L0,4.2L-4.2,0Z",
   "M0,3.9L3.7,-2.7H-3.7Z",
+  "M-1.3,-3.6H1.3V-1.3H3.6V1.3H1.3V3.6H-1.3V1.3H-3.6V-1.3H-1.3Z",
 ];
 
 /** A colour along the scale of things that have an order, from 0 to 1. */

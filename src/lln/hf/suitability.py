@@ -34,7 +34,7 @@ def refuse_unsuitable(model: Any, attention: str) -> None:
 
 
 def refuse_without_interface(model: type, attention: str) -> None:
-    """Whether the model's source calls transformers' attention interface; source that cannot be read counts as yes."""
+    """Refuse a model whose source does not call transformers' attention interface; source that cannot be read passes."""
     classes: list[Any] = [c for c in model.__mro__ if issubclass(c, PreTrainedModel) and c is not PreTrainedModel]
     if not any(_chooses_itself(c) for c in classes):
         for c in classes:

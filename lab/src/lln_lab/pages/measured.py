@@ -20,6 +20,12 @@ NAMES = (
     "sensitivity",
     "gaussian",
 )
+# Results of one experiment that would have one heading, told apart.
+SUBTITLES = {
+    "lra": "five attentions",
+    "lra_others": "the other members",
+    "lra_image": "Image again, longer",
+}
 HEAD = """# The training experiments, measured
 
 Made from the JSON in `docs/results` by `python -m lln_lab.pages.measured docs`; do not edit it. All at CPU size: what is
@@ -38,7 +44,8 @@ def page(folder: Path) -> str:
 
 
 def section(name: str, found: dict[str, Any], picture: bool) -> str:
-    lines = [f"## {found['title']}", ""]
+    subtitle = f": {SUBTITLES[name]}" if name in SUBTITLES else ""
+    lines = [f"## {found['title']}{subtitle}", ""]
     lines += [f"`{found['provenance']['command']}` ([{name}.json](results/{name}.json))", ""]
     lines += [*described(found), ""]
     for table in found["tables"]:

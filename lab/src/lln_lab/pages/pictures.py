@@ -20,7 +20,7 @@ DRAWN_BY = {
     **{"gaussian": f"{EXPERIMENTS}.gaussian", "sensitivity": f"{EXPERIMENTS}.sensitivity"},
     **{"demo": f"{EXPERIMENTS}.demo", "kernels": "lln_lab.bench.kernels_plot"},
     "near_far_terms": "lln_lab.bench.near_far_terms_plot",
-    **{name: "lln_lab.bench.zoo_plot" for name in ("zoo", "zoo_roberta", "zoo_roberta_2_layers")},
+    **{name: "lln_lab.bench.zoo_plot" for name in ("table2", "zoo", "zoo_roberta", "zoo_roberta_2_layers")},
 }
 
 

@@ -116,7 +116,10 @@ def test_weights_of_each_head_are_its_own() -> None:
         ({"return_state": True}, "need is_causal=True"),
         ({"backend": "imagined"}, "unknown backend"),
         ({"key_mask": torch.ones(70, 70, dtype=torch.bool)}, "an N x N mask"),
-        ({"alpha": 1.0, "beta": 1.0, "is_causal": True, "return_state": True, "backend": "oracle"}, "plain torch"),
+        (
+            {"alpha": 1.0, "beta": 1.0, "is_causal": True, "return_state": True, "backend": "oracle"},
+            "choose the backend",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(change: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from lln.attention import Scale, _broadcast, _check_blocks, _edges, _Scales
 from lln.matching import match_moments
 from lln.near_far_state import NearFarState
+from lln.observers import UNWATCHED, observers, watched
 from lln.ops.backends import AUTO
 from lln.ops.checks import refuse_unknown
 from lln.ops.lln.op import compute_dtype
@@ -115,13 +116,14 @@ def near_far_attention(
         q, k, v, alpha, beta, weights=weights, block_size=block_size, neighbours=neighbours, first_tokens=first_tokens,
         scale=scale, feature_bias=feature_bias, key_mask=key_mask, is_causal=is_causal, cu_seqlens=cu_seqlens, state=state,
     )  # fmt: skip
-    if state is None and not return_state:
-        return near_far(x, backend).out
-    near_far.check(x)
-    if state is not None:
-        state.check(x)
-    with torch.autocast(x.q.device.type, enabled=False):
-        out, past = continue_near_far(x, Past.of_nothing(x) if state is None else state.past)
+    with watched("near_far" if state is None else "near_far_step", x) if observers else UNWATCHED:
+        if state is None and not return_state:
+            return near_far(x, backend).out
+        near_far.check(x)
+        if state is not None:
+            state.check(x)
+        with torch.autocast(x.q.device.type, enabled=False):
+            out, past = continue_near_far(x, Past.of_nothing(x) if state is None else state.past)
     return (out, NearFarState.of(past, x)) if return_state else out
 
 

@@ -1,8 +1,9 @@
 """Who watches attention while it happens.
 
-Every attention function tells each observer which operation it computes ("attention", "blocks" or "diag") and on which
-operands, so that instruments see every call, by whatever name the function was imported. Compiled graphs do not tell.
-What an attention is computed by is nobody's business: inside, `is_inside` says so to those who watch torch's functions.
+Every attention function tells each observer which operation it computes ("attention", "blocks", "diag" or "near_far"; of a
+step from a state "diag_step" or "near_far_step") and on which operands, so that instruments see every call, by whatever name
+the function was imported. Compiled graphs do not tell. What an attention is computed by is nobody's business: inside,
+`is_inside` says so to those who watch torch's functions.
 """
 
 from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lln import layers
+from lln import NearFarAttention, layers
 from lln.instruments import DenseMatrix, bias, entropy, lognormality, spectral_gap
 from lln.instruments.gaussianity import gaussianity
 from lln.instruments.probe import Probe
@@ -97,8 +97,23 @@ def test_this_packages_layers_are_seen_as_their_dense_matrices_are(kind: Any) ->
     assert all(row["alpha"] > 0 and row["beta"] > 0 for row in probe.table.rows)
 
 
-def test_packed_sequences_are_seen_one_by_one() -> None:
-    layer = layers.LLNAttention(16, 2).eval()
+def test_of_near_far_attention_the_distribution_over_keys_is_seen() -> None:
+    layer = NearFarAttention(24, 3, block_size=8, first_tokens=2, weights=(0.0, 1.0, 0.0, 0.0)).eval()
+    x = 3 * torch.randn(2, 30, 24)
+    counts = torch.arange(30)[None] < torch.tensor([[30], [22]])
+    with Probe(layer, samples=2, rows=1000, measures=EVERYTHING) as probe, torch.no_grad():
+        _, matrix = layer(x, key_padding_mask=~counts, need_weights=True)
+        layer.weights.copy_(torch.randn(3, 4))  # mean and slope are not looked at
+    assert {row["kind"] for row in probe.table.rows} == {"lln_near_far"}
+    expect_dense_numbers(probe, [matrix], counts)
+    with Probe(layer, samples=2, rows=1000, measures=("entropy",)) as other, torch.no_grad():
+        layer(x, key_padding_mask=~counts)
+    assert other.table.column("entropy") == probe.table.column("entropy")
+
+
+@pytest.mark.parametrize("kind", [layers.LLNAttention, NearFarAttention])
+def test_packed_sequences_are_seen_one_by_one(kind: Any) -> None:
+    layer = kind(16, 2).eval()
     x = 2 * torch.randn(1, 30, 16)
     with Probe(layer, samples=2, rows=1000, measures=("entropy",)) as probe, torch.no_grad():
         layer(x, cu_seqlens=torch.tensor([0, 12, 30]))

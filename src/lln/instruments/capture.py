@@ -5,7 +5,9 @@ While a `Recorder` listens, it sees, wherever in the model they are called:
 - `scaled_dot_product_attention`: its q, k, mask, scale;
 - a softmax over the last axis of a (B, H, Nq, Nk) tensor inside a watched module: its output is the attention matrix, and
   the matrix product before it, of (B, H, Nq, D) with (B, H, D, Nk), gave q and k;
-- `lln_attention` and `lln_diag_attention`, by whatever name they were imported: they tell `lln.observers`.
+- `lln_attention`, `lln_diag_attention` and `near_far_attention`, by whatever name they were imported: they tell
+  `lln.observers`. Of the last, what is looked at is the part that is a distribution over keys, (1 - m) near + m LLN with m the
+  far share: what multiplies values in the slope is of both signs.
 
 Everything else runs as it did. Nothing of this exists outside the `with` block. Code inside `torch.compile` is not seen.
 """
@@ -29,6 +31,9 @@ from lln.instruments.softmax import SoftmaxMatrix
 from lln.observers import is_inside, observers
 from lln.ops.diag import Operands as DiagOperands
 from lln.ops.lln import Operands as LLNOperands
+from lln.ops.lln import compute_dtype
+from lln.ops.near_far import Operands as NearFarOperands
+from lln.ops.near_far import near_far
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 _PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm}
@@ -39,7 +44,7 @@ class Captured:
     """One call of attention: where, of what kind, its inputs for the watched samples, and how to look at its matrix."""
 
     module: str
-    kind: str  # 'softmax', 'lln' or 'lln_diag'
+    kind: str  # 'softmax', 'lln', 'lln_diag' or 'lln_near_far'
     q: Tensor | None  # (samples, Hq, Nq, D)
     k: Tensor | None
     build: Callable[[], AttentionMatrix]
@@ -138,7 +143,7 @@ class Recorder(TorchFunctionMode):
             return
         for one in self._sequences(x):
             lln = one if operation == "attention" else one.lln
-            build = partial(_lln, lln) if operation == "attention" else partial(_lln_diag, one)
+            build = partial(_MATRICES[operation], one)
             self.calls.append(
                 Captured(
                     where, _KINDS[operation], one.q, one.k, build, None if operation == "attention" else one.scale,
@@ -156,13 +161,14 @@ class Recorder(TorchFunctionMode):
             at, changed = slice(edges[i], edges[i + 1]), {}
             for name, t in x._asdict().items():
                 if isinstance(t, Tensor) and name != "cu_seqlens":
-                    cut = t[i : i + 1] if name in by_sequence else t if t.shape[2] == 1 else t[:, :, at]
+                    whole = name == "weights" or t.shape[2] == 1
+                    cut = t[i : i + 1] if name in by_sequence else t if whole else t[:, :, at]
                     changed[name] = cut.detach().clone()
             found.append(x._replace(**changed, cu_seqlens=None))
         return found
 
 
-_KINDS = {"attention": "lln", "diag": "lln_diag"}
+_KINDS = {"attention": "lln", "diag": "lln_diag", "near_far": "lln_near_far"}
 
 
 def _lln(x: LLNOperands) -> LLNMatrix:
@@ -175,3 +181,17 @@ def _lln(x: LLNOperands) -> LLNMatrix:
 def _lln_diag(x: DiagOperands) -> AttentionMatrix:
     blocks = BlockDiagonalMatrix(x.q, x.k, x.block_size, scale=x.scale, key_mask=x.key_mask, is_causal=x.is_causal)
     return MixtureMatrix(_lln(x.lln), blocks, x.weight)
+
+
+def _near_far(x: NearFarOperands) -> DenseMatrix:
+    q, k = (t.to(compute_dtype(t.dtype)) for t in (x.q, x.k))
+    every_key = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+    weights = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=x.weights.dtype, device=k.device).expand_as(x.weights)
+    return DenseMatrix(near_far(x._replace(q=q, k=k, v=every_key, weights=weights)).out, x.key_mask)
+
+
+_MATRICES: dict[str, Callable[[Any], AttentionMatrix]] = {
+    "attention": _lln,
+    "diag": _lln_diag,
+    "near_far": _near_far,
+}

@@ -8,6 +8,7 @@ from lln_lab.cli.bench_instruments import instruments
 from lln_lab.cli.bench_kernels import kernels
 from lln_lab.cli.bench_matching import matching, matching_model, matching_training
 from lln_lab.cli.bench_near_far import near_far
+from lln_lab.cli.bench_near_far_speed import near_far_speed
 from lln_lab.cli.bench_near_far_suspects import near_far_suspects
 from lln_lab.cli.bench_near_far_terms import near_far_terms
 from lln_lab.cli.bench_operator import operator
@@ -32,6 +33,7 @@ for _benchmark in (
     near_far,
     near_far_terms,
     near_far_suspects,
+    near_far_speed,
     start,
 ):
     app.command()(_benchmark)

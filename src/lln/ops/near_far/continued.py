@@ -48,13 +48,15 @@ class Past(NamedTuple):
 def continue_near_far(x: Operands, past: Past) -> tuple[Tensor, Past]:
     """The output of a causal piece (B, Hq, N, Dv), and what is past after it."""
     batch, length = x.k.shape[0], x.k.shape[2]
-    counts = torch.ones(batch, length, dtype=torch.bool, device=x.k.device) if x.key_mask is None else x.key_mask
-    started = past.taken > 0
-    leading = torch.where(
-        counts.any(dim=1), counts.int().argmax(dim=1), length
-    )  # rows before the first key that counts
-    taken = past.taken + torch.where(started, length, length - leading)
-    shift = torch.where(started, past.taken, -leading)[:, None]
+    if x.key_mask is None:
+        counts = torch.ones(batch, length, dtype=torch.bool, device=x.k.device)
+        taken, shift = past.taken + length, past.taken[:, None]
+    else:
+        counts, started = x.key_mask, past.taken > 0
+        # rows before the first key that counts
+        leading = torch.where(counts.any(dim=1), counts.int().argmax(dim=1), length)
+        taken = past.taken + torch.where(started, length, length - leading)
+        shift = torch.where(started, past.taken, -leading)[:, None]
     position = torch.arange(length, device=x.k.device) + shift  # (B, N), below 0 before the first key that counts
     first = _with_first(x, past.first, position, counts)
     if length == 1:
@@ -85,12 +87,18 @@ def _one_token(
     """`continue_near_far` for decoding: one row instead of a block of them."""
     size, window = x.block_size, past.keys.shape[2]
     newest = past.taken // size
-    slot = torch.where(position < 0, window, position - (newest - x.neighbours)[:, None] * size)  # (B, 1)
-    slots = Slots(slot, window)
-    keys, values = slots.scatter(x.k, past.keys), slots.scatter(x.v, past.values)
-    seen = slots.scatter_mask(counts, past.counts)
+    slot = position - (newest - x.neighbours)[:, None] * size  # (B, 1)
+    if x.key_mask is None:
+        at = slot[:, None, :, None]
+        keys, values = (whole.scatter(2, at.expand_as(t), t) for whole, t in ((past.keys, x.k), (past.values, x.v)))
+        seen = past.counts.scatter(1, slot, counts)
+    else:
+        slots = Slots(torch.where(position < 0, window, slot), window)
+        keys, values = slots.scatter(x.k, past.keys), slots.scatter(x.v, past.values)
+        seen = slots.scatter_mask(counts, past.counts)
     out = _one_row(x, past, keys, values, seen, first, newest)
-    out = torch.where((position < 0)[:, None, :, None], 0.0, out).to(x.q.dtype)
+    if x.key_mask is not None:
+        out = torch.where((position < 0)[:, None, :, None], 0.0, out)
     full = taken // size > newest  # (B,): the next token opens a block, and the oldest one of the window becomes far
     moments = past.moments
     # Looking would make a device wait, and break a graph.

@@ -106,13 +106,15 @@ class NearFarFit:
     def best(self) -> Tensor:
         """(Hq, 4): of all choices of parts and ridges, for each head the one that predicts best a text that it did not see.
 
-        Each text is left out in turn. From one text alone nothing can be told: all four weights, the least ridge.
+        Each text is left out in turn. Where no choice is better, as from one text alone or where nothing is far, it is all
+        four weights and the least ridge.
         """
         sums = self.sums
         if len(sums.power) < 2:
             return self.weights()
         gram, right = (t.sum(0) - t for t in (sums.gram, sums.right))  # of all texts but one
-        least, found = torch.full_like(sums.power[0], torch.inf), torch.zeros_like(sums.right[0])
+        found = self.weights()
+        least = sums.squared_error(_solved(gram, right, RIDGE, WEIGHTS)).sum(0)
         for parts in CHOICES:
             for ridge in RIDGES:
                 error = sums.squared_error(_solved(gram, right, ridge, parts)).sum(0)  # (Hq,), of the texts left out

@@ -49,6 +49,7 @@ class Plan:
     block_size: int = 64
     neighbours: int = 1
     first_tokens: int = 4
+    variants: tuple[str, ...] = tuple(VARIANTS)
     threads: int = 0
     seed: int = 0
 
@@ -106,7 +107,7 @@ class Switch:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.fits: dict[str, dict[int, NearFarFit]] = {name: {} for name in VARIANTS}
+        self.fits: dict[str, dict[int, NearFarFit]] = {name: {} for name in plan.variants}
         self.running: str | None = None
         self.weights: dict[int, Tensor] = {}
 
@@ -121,8 +122,8 @@ class Switch:
             fixed, parts = scene.parts(*VARIANTS[self.running])
             out = fixed + torch.einsum("hndi,hi->hnd", parts, self.weights[id(module)].float())
         else:
-            for name, options in VARIANTS.items():
-                fixed, parts = scene.parts(*options)
+            for name in self.fits:
+                fixed, parts = scene.parts(*VARIANTS[name])
                 self.fits[name].setdefault(id(module), NearFarFit()).add(out[None], fixed[None], parts[None])
         return out[None].transpose(1, 2).contiguous(), None
 
@@ -149,12 +150,12 @@ def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str,
         on_progress("fitting")
         for batch in batches:
             model(**batch, use_cache=False)
-        for name in (NEAR_ALONE, *VARIANTS):
+        for name in (NEAR_ALONE, *plan.variants):
             on_progress(name)
             switch.running = name
             fits = switch.fits.get(name, {})
             switch.weights = {i: fit.weights() for i, fit in fits.items()}
-            some = fits or switch.fits["the operation"]
+            some = fits or switch.fits[plan.variants[0]]
             alone = torch.tensor([1.0, 0.0, 0.0, 0.0])
             errors = [
                 fit.error(switch.weights.get(i, alone.expand(fit.sums.right.shape[1], -1))) for i, fit in some.items()

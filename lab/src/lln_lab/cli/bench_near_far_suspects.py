@@ -23,16 +23,20 @@ def near_far_suspects(
     block_size: BlockSize = 64,
     neighbours: Neighbours = 1,
     first_tokens: FirstTokens = 4,
+    variant: Annotated[list[str] | None, typer.Option(help="Only these variants; may be repeated.")] = None,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
 ) -> None:
     """Perplexity and error of each attention with one estimate changed at a time. Dense: N^2 memory."""
-    from lln_lab.bench.near_far_suspects import Plan, run
+    from lln_lab.bench.near_far_suspects import VARIANTS, Plan, run
 
+    unknown = [name for name in variant or [] if name not in VARIANTS]
+    if unknown:
+        raise typer.BadParameter(f"--variant is one of {', '.join(VARIANTS)}; got {', '.join(unknown)}")
     console = Console()
     plan = Plan(
-        model, str(data), str(test_data), length, join, texts, test_texts, block_size, neighbours, first_tokens, threads,
-        seed,
+        model, str(data), str(test_data), length, join, texts, test_texts, block_size, neighbours, first_tokens,
+        tuple(variant or VARIANTS), threads, seed,
     )  # fmt: skip
     result = run(plan, out, console.print)
     table = Table(title=f"{result['model']}, {length:,} tokens; softmax {result['softmax']['all']:.1f}")

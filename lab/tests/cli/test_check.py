@@ -16,7 +16,11 @@ ONE = {"fig10": ("--attention", "lln_diag:alpha=2.0,beta=2.0"), "table1": ("--at
 TASK = {"table4": "listops", "table5": "retrieval", "sensitivity": "image", "length": "recall"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SAME_MODEL = {"gaussian": "fig8", "table4": "table5"}  # as another command's
+EACH = [pytest.param(x, marks=[pytest.mark.slow] if x in SAME_MODEL else []) for x in COMMANDS]
+
+
+@pytest.mark.parametrize("command", EACH)
 def test_a_check_of_the_papers_preset_passes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ONE.get(command, ("--attention", "lln_diag"))

@@ -124,3 +124,23 @@ def shard_and_gather(group: Any, x: Tensor) -> dict[str, Any]:
     mask = lln.parallel.gather(own.detach() > 5, 1, group)
     joined.sum().backward()
     return {"joined": joined.detach(), "mask": mask, "gradient": own.grad, "length": own.shape[1]}
+
+
+from tests.parallel.hf_jobs import hugging_face  # noqa: E402, F401
+from tests.parallel.training import together  # noqa: E402, F401
+
+
+def traffic(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    """Every collective of a layer, forward and back."""
+    from lln.parallel.traffic import Traffic
+
+    q, k, v = (torch.randn(shape).requires_grad_() for shape in payload["shapes"])
+    alpha, beta = (torch.full((1, 1, 1, 1), 1.1).requires_grad_() for _ in range(2))
+    function = getattr(lln, payload["function"])
+    with lln.parallel.context_parallel(group, check=payload["check"]):
+        out = function(q, k, v, alpha, beta, is_causal=payload["causal"])  # what is agreed on once
+        with Traffic() as forward_traffic:
+            out = function(q, k, v, alpha, beta, is_causal=payload["causal"])
+        with Traffic() as backward_traffic:
+            out.sum().backward()
+    return {"forward": [tuple(s) for s in forward_traffic.sent], "backward": [tuple(s) for s in backward_traffic.sent]}

@@ -24,13 +24,13 @@ def check(pool: Pool, case: Case, size: int, backend: str = "auto") -> None:
     contract.check_inputs_by(run, inputs)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(case=cases(), size=sizes)
 def test_outputs_and_gradients_are_those_of_one_process(pool: Pool, case: Case, size: int) -> None:
     check(pool, case, size)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(case=cases(), size=sizes)
 def test_they_are_in_plain_torch(pool: Pool, case: Case, size: int) -> None:
     check(pool, case, size, "chunked")

@@ -24,7 +24,7 @@ def check(pool: Pool, operation: str, case: Case, mixture: contract.Mixture, siz
 
 
 @pytest.mark.parametrize("operation", ["blocks", "diag"])
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(case=square_cases, mixture=contract.mixtures, size=sizes)
 def test_outputs_and_gradients_are_those_of_one_process(
     pool: Pool, operation: str, case: Case, mixture: contract.Mixture, size: int

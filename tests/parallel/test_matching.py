@@ -41,7 +41,7 @@ def over(pool: Pool, q: Tensor, k: Tensor, size: int, seed: int, **arguments: An
     return pool.run("match", payloads)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.integers(0, 10_000), st.one_of(st.integers(1, 150), st.sampled_from((97, 600, 2500))), st.integers(2, 4),
     st.sampled_from((*MASKS, "packed", "of other queries")), st.booleans(), st.booleans(),

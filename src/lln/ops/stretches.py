@@ -7,8 +7,11 @@ form that works over them (`form_of`); an operation that is called meanwhile ask
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
+
+import torch
 
 _FORMS: dict[str, Callable[..., Any]] = {}
 # The processes that hold the sequence, as `lln.parallel` describes them, or None: this one alone. Not a context variable:
@@ -29,18 +32,17 @@ def held_by(processes: Any) -> Iterator[None]:
 
 def register(name: str, form: Callable[..., Any]) -> None:
     """`form(processes, *arguments)` computes the operation `name` over the processes."""
-    _FORMS[name] = form
+
+    def over_processes(processes: Any, *arguments: Any, **options: Any) -> Any:
+        with held_by(None):
+            return form(processes, *arguments, **options)
+
+    _FORMS[name] = torch.compiler.disable(over_processes)  # compiled models leave their graph for it
 
 
 def form_of(name: str) -> Callable[..., Any]:
     """What computes the operation over the processes; only where there are any."""
-    form, processes = _FORMS[name], holders
-
-    def over_processes(*arguments: Any, **options: Any) -> Any:
-        with held_by(None):
-            return form(processes, *arguments, **options)
-
-    return over_processes
+    return partial(_FORMS[name], holders)
 
 
 def refuse_stretches(what: str) -> None:

@@ -1,0 +1,34 @@
+"""Models of Hugging Face on a stretch of their tokens."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lln.parallel
+
+
+def loss_of(model: Any, labels: Tensor, total: int, **inputs: Tensor) -> Tensor:
+    """The part of these labels in the mean over `total` of them."""
+    out = model(**inputs)
+    logits = out.logits if "logits" in out else out.last_hidden_state
+    return F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten(), reduction="sum") / total
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def hugging_face(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    """The part of the loss, and summed gradients; inputs are cut here, as a training loop does."""
+    from tests.hf.models import make
+
+    model = make(payload["family"]).double()
+    with lln.parallel.context_parallel(group):
+        cut = {n: lln.parallel.shard(t, 1, multiple_of=payload["multiple_of"]) for n, t in payload["inputs"].items()}
+        labels = cut.pop("labels")
+        loss = loss_of(model, labels, payload["total"], **cut)
+        loss.backward()
+    lln.parallel.sum_gradients(model.parameters(), group)
+    return {"loss": loss.detach(), "gradients": gradients(model)}

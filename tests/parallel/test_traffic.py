@@ -1,0 +1,32 @@
+"""A layer exchanges one state a sample and head, whatever the length: counted where torch dispatches collectives."""
+
+import pytest
+import torch
+
+from tests.parallel.pool import Pool
+
+BATCH, HEADS, KEY_HEADS, DIM, VALUE_DIM = 2, 4, 2, 8, 6
+
+
+@pytest.mark.parametrize("function", ["lln_attention", "lln_diag_attention"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_traffic_is_that_of_the_formula(pool: Pool, function: str, causal: bool, tokens: int) -> None:
+    shapes = [(BATCH, HEADS, tokens, DIM), (BATCH, KEY_HEADS, tokens, DIM), (BATCH, KEY_HEADS, tokens, VALUE_DIM)]
+    payload = {"shapes": shapes, "function": function, "causal": causal, "check": False}
+    states = BATCH * KEY_HEADS * DIM
+    for found in pool.run("traffic", [payload] * 3):
+        # cuts of LLN+Diag are where blocks begin; where that is, all have to know: lengths, and first keys
+        said = [s for s in found["forward"] if s[1] == torch.int64]
+        assert len(said) == (1 if function == "lln_diag_attention" else 0) and all(s[2] == 1 + BATCH for s in said)
+        forward = [s for s in found["forward"] if s[1] != torch.int64]
+        assert [(s[1], s[2]) for s in forward] == [(torch.float32, states * (VALUE_DIM + 2))]
+        assert [(s[1], s[2]) for s in found["backward"]] == [(torch.float32, states * (VALUE_DIM + 1))]
+
+
+def test_comparing_every_call_costs_twelve_whole_numbers(pool: Pool) -> None:
+    shapes = [(BATCH, HEADS, 64, DIM)] * 3
+    payload = {"shapes": shapes, "function": "lln_attention", "causal": False, "check": True}
+    for found in pool.run("traffic", [payload] * 2):
+        assert [s[2] for s in found["forward"] if s[1] == torch.int64] == [12]
+        assert len(found["backward"]) == 1

@@ -127,7 +127,7 @@ def shard_and_gather(group: Any, x: Tensor) -> dict[str, Any]:
 
 
 from tests.parallel.hf_jobs import hugging_face  # noqa: E402, F401
-from tests.parallel.training import together  # noqa: E402, F401
+from tests.parallel.training import split, together  # noqa: E402, F401
 
 
 def traffic(group: Any, payload: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.parallel.pool import Pool
-from tests.parallel.training import alone
+from tests.parallel.pool import Pool, Raised
+from tests.parallel.training import alone, layer_with_heads
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,19 @@ def test_losses_are_those_of_one_process(pool: Pool, kind: str, steps: int, caus
     found = pool.run("together", [{"kind": kind, "steps": steps, "causal": causal}] * 4)
     for losses in found:
         torch.testing.assert_close(losses, expected, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("matching", ["sample", "learnable"])
+def test_heads_split_over_processes_give_the_same_layer(pool: Pool, matching: str) -> None:
+    x = torch.randn(2, 30, 16, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    out = layer_with_heads(matching)(whole)
+    out.square().sum().backward()
+    for found in pool.run("split", [{"matching": matching, "x": x}] * 4):
+        torch.testing.assert_close(found["out"], out.detach(), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(found["gradient"], whole.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_running_statistics_of_split_heads_are_refused(pool: Pool) -> None:
+    with pytest.raises(Raised, match="running statistics are pooled over all processes"):
+        pool.run("split", [{"matching": "running", "x": torch.zeros(1, 4, 16, dtype=torch.float64)}] * 4)

@@ -103,3 +103,25 @@ def together(group: Any, payload: dict[str, Any]) -> list[float]:
         dist.all_reduce(total)
         found.append(total.item())
     return found
+
+
+def split(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    """A layer whose heads are split over two processes: its output, and the gradient of what goes in."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
+    layer = layer_with_heads(payload["matching"])
+    lln.parallel.split_heads(layer, mesh)
+    x = payload["x"].requires_grad_()
+    out = layer(x)
+    out.square().sum().backward()
+    return {"out": out.detach(), "gradient": x.grad}
+
+
+def layer_with_heads(matching: str) -> nn.Module:
+    torch.manual_seed(0)
+    options = {"matching": matching, "num_key_heads": 2, "learn_mix": True, "block_size": 8}
+    layer = lln.LLNEncoderLayer(16, 4, 32, dropout=0.0, attention_options=options).double()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "mix" in name or "log_" in name:  # every head its own
+                parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+    return layer

@@ -7,6 +7,7 @@ from lln.parallel.context import context_parallel
 from lln.parallel.cutting import gather, mask_of_the_whole, shard
 from lln.parallel.diag import diag_over
 from lln.parallel.gradients import sum_gradients
+from lln.parallel.heads import split_heads
 from lln.parallel.matching import FORMS
 from lln.parallel.open_blocks import continue_blocks_over
 from lln.parallel.packed import own_boundaries
@@ -20,4 +21,4 @@ stretches.register("mask of the whole", mask_of_the_whole)
 for _name, _form in FORMS.items():
     stretches.register(_name, _form)
 
-__all__ = ["context_parallel", "gather", "shard", "sum_gradients"]
+__all__ = ["context_parallel", "gather", "shard", "split_heads", "sum_gradients"]

@@ -12,6 +12,7 @@ from lln_lab.cli.bench_near_far_speed import near_far_speed
 from lln_lab.cli.bench_near_far_suspects import near_far_suspects
 from lln_lab.cli.bench_near_far_terms import near_far_terms
 from lln_lab.cli.bench_operator import operator
+from lln_lab.cli.bench_parallel import parallel
 from lln_lab.cli.bench_peers import peers
 from lln_lab.cli.bench_start import start
 from lln_lab.cli.bench_sums import sums
@@ -34,6 +35,7 @@ for _benchmark in (
     near_far_terms,
     near_far_suspects,
     near_far_speed,
+    parallel,
     start,
 ):
     app.command()(_benchmark)

@@ -5,6 +5,7 @@ thread. Every process tells the peak of its memory in a step beyond what was the
 of the loss. Attention alone is timed, forward and backward, and once run on a very long sequence.
 """
 
+import ctypes
 import gc
 import os
 import socket
@@ -23,7 +24,7 @@ from torch.multiprocessing.spawn import spawn
 
 import lln
 import lln.parallel
-from lln.measuring.memory import _status
+from lln.measuring.memory import _M_MMAP_THRESHOLD, _status
 from lln_lab.bench.parallel_plan import state_numbers
 
 MASKED, BYTES = 256, 257
@@ -98,6 +99,7 @@ def train(rank: int, size: int, plan: Plan, length: int) -> dict[str, Any]:
         tokens, labels = (lln.parallel.shard(t, 1, group).clone() for t in (tokens, labels))
         positions = lln.parallel.shard(torch.arange(length), 0, group).clone()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before, started = _status("VmRSS"), time.perf_counter()
         with Traffic() as traffic, lln.parallel.context_parallel(group):
@@ -149,6 +151,7 @@ def over(size: int, job: Callable[..., dict[str, Any]], *arguments: Any) -> list
 
 def _start(rank: int, size: int, port: int, folder: str, job: Callable[..., dict[str, Any]], arguments: Any) -> None:
     torch.set_num_threads(1)
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # freed memory goes back at once, as in lln.measuring.memory
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     dist.init_process_group("gloo")
     found = job(rank, size, *arguments)

@@ -4,9 +4,10 @@ from lln.ops.diag.both import both
 from lln.ops.diag.native import NATIVE, NATIVE_STEP
 from lln.ops.diag.op import Operands, Results, diag
 from lln.ops.diag.step import StepOperands, StepResults, diag_step, step_of
+from lln.ops.diag.triton import TRITON
 
 diag.backends.register(NATIVE)
-diag.backends.register(both("triton"))
+diag.backends.register(TRITON)
 diag.backends.register(both("chunked", transparent=True))
 diag.backends.register(both("oracle", automatic=False, transparent=True, by_autograd=True))
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lln.ops.gpu import bidirectional, causal, states, sums
+from lln.ops.gpu import bidirectional, causal, causal_gradients, decoding, states, sums
 from lln.ops.gpu.plan import Plan
-from lln.ops.gpu.tensors import State, Sums, mask, rows, scales
+from lln.ops.gpu.tensors import State, Sums, Weight, mask, rows, scales, weights
 from lln.ops.gpu.tiles import Shape, power_of_two, tile
 from lln.ops.lln.op import Operands, Results
 from lln.ops.lln.op import State as FinalState
@@ -33,11 +33,16 @@ class Call(NamedTuple):
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Sizes of a kernel that goes over rows."""
-        chosen = tile(kernel, self.shape, self.x.q.dtype)
-        found = {**self.shape.whole, "ROWS": chosen.rows, **chosen.options}
-        if self.x.is_causal and kernel.startswith("causal"):
-            found["LEVELS"] = chosen.rows.bit_length() - 1
-        return found
+        chosen = tile(kernel, self.shape, self.x.q.dtype, self.x.q.device)
+        if not kernel.startswith("causal"):
+            return {**self.shape.whole, "ROWS": chosen.rows, **chosen.options}
+        levels = chosen.rows.bit_length() - 1
+        return {
+            **self.shape.causal(kernel == "causal_gradients"),
+            "ROWS": chosen.rows,
+            "LEVELS": levels,
+            **chosen.options,
+        }
 
     @property
     def start(self) -> State | None:
@@ -53,6 +58,10 @@ class Call(NamedTuple):
     def empty_sums(self, count: int, heads: int) -> Sums:
         return Sums(*_empty(self.x.beta, (count, heads, self.shape.D), self.shape.E)[1:])
 
+    def waiting_states(self, options: dict[str, Any]) -> State | None:
+        """Where the state of each causal program waits between tiles, if it is too large for registers."""
+        return None if options["SLICES"] == 1 else self.empty_states(self.keys, self.x.q.shape[1])
+
     def empty_start(self) -> Sums | None:
         """For the gradient of the starting state, if there is one."""
         start = self.x.start
@@ -67,26 +76,57 @@ class Call(NamedTuple):
 def forward(x: Operands) -> Results:
     with on(x.q.device):
         call = Call.of(x)
+        if is_step(x):
+            return _step(call)
         out = empty_rows(x.q, call.shape.E)
-        final = FinalState.uninitialised(x.beta, call.shape.E, x.sums_dtype)
-        parts = _key_states(call)
         if x.is_causal:
-            _prefixes(call, parts, State(*final))
-            options = call.options("causal_outputs")
-            options["VALUES"] = call.shape.sliced_values
-            slices = -(-call.shape.E // options["VALUES"])
-            causal.causal_outputs[(call.keys.total, x.q.shape[1], slices)](
-                *_operands(call), parts, rows(out), call.keys.stretches, call.groups, **options
-            )
-            return Results(out, *final)
-        states.merge_states[call.merging_grid](
-            parts, call.start, State(*final), call.keys.stretches, **call.shape.merging, num_warps=4
-        )
+            return Results(out, *_causal_outputs(call, out))
+        final = final_state(call)
         bidirectional.outputs[(call.queries.total, x.q.shape[1])](
-            rows(x.q), scales(x.alpha), scales(x.bias), State(*final), rows(out), call.queries.stretches, call.groups,
+            rows(x.q), scales(x.alpha), scales(x.bias), final, rows(out), call.queries.stretches, call.groups,
             **call.options("outputs"), SLICES=call.shape.slices,
         )  # fmt: skip
         return Results(out, *final)
+
+
+def final_state(call: Call) -> State:
+    """The state of each sequence."""
+    x = call.x
+    parts = _key_states(call)
+    final = State(*FinalState.uninitialised(x.beta, call.shape.E, x.sums_dtype))
+    states.merge_states[call.merging_grid](
+        parts, call.start, final, call.keys.stretches, **call.shape.merging, num_warps=4
+    )
+    return final
+
+
+def _causal_outputs(call: Call, out: Tensor) -> State:
+    x, parts = call.x, _key_states(call)
+    final = State(*FinalState.uninitialised(x.beta, call.shape.E, x.sums_dtype))
+    _prefixes(call, parts, final)
+    options = call.options("causal_outputs")
+    causal.causal_outputs[(call.keys.total, x.q.shape[1])](
+        *_operands(call), parts, call.waiting_states(options), rows(out), call.keys.stretches, call.groups, **options
+    )
+    return final
+
+
+def is_step(x: Operands) -> bool:
+    """Whether this is a step of decoding: one token, after others."""
+    return x.start is not None and x.cu_seqlens is None and x.q.shape[2] == x.k.shape[2] == 1
+
+
+def _step(call: Call) -> Results:
+    """All of it in one launch."""
+    x, shape, start = call.x, call.shape, call.start
+    assert start is not None
+    out = empty_rows(x.q, shape.E)
+    final = State(*(t.new_empty(t.shape) for t in start))
+    sizes = shape.stepping
+    decoding.step[(x.k.shape[0], x.k.shape[1], -(-shape.E // sizes["VALUES"]))](
+        *_operands(call), start, final, rows(out), call.groups, **sizes, num_warps=4
+    )
+    return Results(out, *final)
 
 
 def _operands(call: Call) -> tuple[Any, ...]:
@@ -115,19 +155,27 @@ def _key_states(call: Call) -> State:
 
 
 def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str]) -> dict[str, Tensor]:
-    """Gradients of everything, whatever is wanted: those of the small operands cost next to nothing."""
+    return weighted_backward(grads, results, x, wanted, None)
+
+
+def weighted_backward(
+    grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str], weight: Tensor | None
+) -> dict[str, Tensor]:
+    """`backward`, from w_i dout_i where a weight (B, Hq, N or 1) is given. Gradients of q, k, v and the start come unasked."""
     out = results.out
     grad = grads["out"]
     grad = out.new_zeros(()).expand_as(out) if grad is None else grad
     later = _of_final_state(grads, results)
     with on(x.q.device):
-        call = Call.of(x)
-        if x.is_causal:
-            return _causal_backward(call, grad, results, later)
-        return _bidirectional_backward(call, grad, results, later)
+        found = (_causal_backward if x.is_causal else _bidirectional_backward)(
+            Call.of(x), grad, results, later, weights(weight), bool(wanted & {"alpha", "beta", "bias"})
+        )
+        return found
 
 
-def _bidirectional_backward(call: Call, grad: Tensor, results: Results, later: Sums | None) -> dict[str, Tensor]:
+def _bidirectional_backward(
+    call: Call, grad: Tensor, results: Results, later: Sums | None, weight: Weight | None, of_scales: bool
+) -> dict[str, Tensor]:
     x, shape = call.x, call.shape
     query_heads, key_heads = x.q.shape[1], x.k.shape[1]
     state = State(*(t.contiguous() for t in results.state))
@@ -135,8 +183,8 @@ def _bidirectional_backward(call: Call, grad: Tensor, results: Results, later: S
     parts = call.empty_sums(call.queries.total, query_heads)
     dalpha, dbias = (call.empty_scales(call.queries, query_heads) for _ in range(2))
     bidirectional.query_gradients[(call.queries.total, query_heads, shape.slices)](
-        rows(x.q), scales(x.alpha), scales(x.bias), state, rows(results.out), rows(grad), rows(dq), parts, dalpha, dbias,
-        call.queries.stretches, call.groups, **call.options("query_gradients"), SLICES=shape.slices,
+        rows(x.q), scales(x.alpha), scales(x.bias), state, rows(results.out), rows(grad), weight, rows(dq), parts,
+        dalpha, dbias, call.queries.stretches, call.groups, **call.options("query_gradients"), SLICES=shape.slices,
     )  # fmt: skip
     dstate = call.empty_sums(call.keys.sequences, key_heads)
     dstart = call.empty_start()
@@ -163,10 +211,13 @@ def _bidirectional_backward(call: Call, grad: Tensor, results: Results, later: S
     else:
         bidirectional.key_gradients[(*grid, shape.slices)](*of_keys, **options, SLICES=1, OF_KEYS=True, OF_VALUES=False)
         bidirectional.key_gradients[grid](*of_keys, **options, SLICES=shape.slices, OF_KEYS=False, OF_VALUES=True)
-    return {"q": dq, "k": dk, "v": dv, **_summed_scales(call, dalpha, dbias, dbeta), **_of_start(dstart)}
+    of_small = _summed_scales(call, dalpha, dbias, dbeta) if of_scales else {}
+    return {"q": dq, "k": dk, "v": dv, **of_small, **_of_start(dstart)}
 
 
-def _causal_backward(call: Call, grad: Tensor, results: Results, later: Sums | None) -> dict[str, Tensor]:
+def _causal_backward(
+    call: Call, grad: Tensor, results: Results, later: Sums | None, weight: Weight | None, of_scales: bool
+) -> dict[str, Tensor]:
     x, count = call.x, call.keys.total
     query_heads, key_heads = x.q.shape[1], x.k.shape[1]
     before, state = _key_states(call), State(*(t.contiguous() for t in results.state))
@@ -178,21 +229,22 @@ def _causal_backward(call: Call, grad: Tensor, results: Results, later: Sums | N
     parts = call.empty_sums(count, query_heads)
     dalpha, dbias = (call.empty_scales(call.keys, query_heads) for _ in range(2))
     maxima = x.beta.new_empty(count * options["TILES"], key_heads, call.shape.D)
-    rates = x.beta.new_empty(*x.q.shape[:3], 2)
-    causal.causal_query_gradients[(count, query_heads)](
-        *_operands(call), before, rows(results.out), rows(grad), rows(dq), parts, dalpha, dbias, maxima, rates,
-        call.keys.stretches, call.groups, **options,
+    rates = x.beta.new_empty(*x.q.shape[:3], 3)
+    causal_gradients.causal_query_gradients[(count, query_heads)](
+        *_operands(call), before, call.waiting_states(options), rows(results.out), rows(grad), weight, rows(dq), parts,
+        dalpha, dbias, maxima, rates, call.keys.stretches, call.groups, **options,
     )  # fmt: skip
     after, dstart = call.empty_sums(count, key_heads), call.empty_start()
     sums.suffix_gradients[call.merging_grid](
         parts, later, before, state, after, dstart, call.keys.stretches, call.groups, **call.shape.merging, num_warps=4
     )
     dbeta = call.empty_scales(call.keys, key_heads)
-    causal.causal_key_gradients[(count, key_heads)](
-        *_operands(call), after, rows(grad), maxima, rates, rows(dk), rows(dv), dbeta,
+    causal_gradients.causal_key_gradients[(count, key_heads)](
+        *_operands(call), after, rows(grad), weight, maxima, rates, rows(dk), rows(dv), dbeta,
         call.keys.stretches, call.groups, **options,
     )  # fmt: skip
-    return {"q": dq, "k": dk, "v": dv, **_summed_scales(call, dalpha, dbias, dbeta), **_of_start(dstart)}
+    of_small = _summed_scales(call, dalpha, dbias, dbeta) if of_scales else {}
+    return {"q": dq, "k": dk, "v": dv, **of_small, **_of_start(dstart)}
 
 
 def _of_start(dstart: Sums | None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ The head is cut into SLICES of COLUMNS features where a state would not fit into
 import triton
 import triton.language as tl
 
-from lln.ops.gpu.pieces import counting, finite, place, plus_product, product, read, rounded, scale
+from lln.ops.gpu.pieces import counting, finite, place, plus_product, product, read, read_gradient, rounded, scale
 from lln.ops.gpu.plan import stretch_at
 from lln.ops.gpu.states import exponents_of_keys, load_maximum, load_sums
 
@@ -26,6 +26,30 @@ def exponents_of_queries(q, alpha, bias, state, sequence, batch, head, own, row,
 
 
 @triton.jit
+def lln_rows(
+    q, alpha, bias, state, sequence, batch, head, own, row, there, e,
+    D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    SLICES: tl.constexpr,
+):  # fmt: skip
+    """out_i of a tile of rows."""
+    like: tl.constexpr = q.data.dtype.element_ty
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    numerator, denominator = tl.zeros([ROWS, VALUES], tl.float32), tl.zeros([ROWS], tl.float32)
+    for i in tl.static_range(SLICES):
+        column = i * COLUMNS + tl.arange(0, COLUMNS)
+        _, a = exponents_of_queries(q, alpha, bias, state, sequence, batch, head, own, row, column, there, D)
+        s, z = load_sums(state, own, column, e, D, E)
+        higher = tl.maximum(m, tl.max(a, 1))
+        f = rounded(tl.exp(a - higher[:, None]), like)
+        kept = tl.exp(m - higher)
+        numerator = numerator * kept[:, None] + product(f, s.to(tl.float32), like)
+        denominator = denominator * kept + tl.sum(f * z.to(tl.float32)[None, :], 1)
+        m = higher
+    # No key counts: the numerator is 0 too.
+    return numerator / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+
+
+@triton.jit
 def outputs(
     q, alpha, bias, state, out, stretches, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
@@ -36,30 +60,18 @@ def outputs(
     sequence, batch, first, stop = stretch_at(stretches, index)
     own = sequence * (tl.num_programs(1) // groups) + head // groups
     e = tl.arange(0, VALUES)
-    like: tl.constexpr = q.data.dtype.element_ty
     for start in range(first, stop, ROWS):
         row = start + tl.arange(0, ROWS)
         there = row < stop
-        m = tl.full([ROWS], float("-inf"), tl.float32)
-        numerator, denominator = tl.zeros([ROWS, VALUES], tl.float32), tl.zeros([ROWS], tl.float32)
-        for i in tl.static_range(SLICES):
-            column = i * COLUMNS + tl.arange(0, COLUMNS)
-            _, a = exponents_of_queries(q, alpha, bias, state, sequence, batch, head, own, row, column, there, D)
-            s, z = load_sums(state, own, column, e, D, E)
-            higher = tl.maximum(m, tl.max(a, 1))
-            f = rounded(tl.exp(a - higher[:, None]), like)
-            kept = tl.exp(m - higher)
-            numerator = numerator * kept[:, None] + product(f, s.to(tl.float32), like)
-            denominator = denominator * kept + tl.sum(f * z.to(tl.float32)[None, :], 1)
-            m = higher
-        # No key counts: the numerator is 0 too.
-        found = numerator / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
+        found = lln_rows(
+            q, alpha, bias, state, sequence, batch, head, own, row, there, e, D, E, COLUMNS, VALUES, ROWS, SLICES
+        )
         tl.store(place(out, batch, head, row, e), found, mask=there[:, None] & (e < E)[None, :])
 
 
 @triton.jit
 def query_gradients(
-    q, alpha, bias, state, out, grad, dq, dstate, dalpha, dbias, stretches, groups,
+    q, alpha, bias, state, out, grad, weight, dq, dstate, dalpha, dbias, stretches, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
     SLICES: tl.constexpr,
 ):  # fmt: skip
@@ -91,10 +103,10 @@ def query_gradients(
             for i in tl.static_range(SLICES):
                 other = i * COLUMNS + tl.arange(0, COLUMNS)
                 _, more = exponents_of_queries(q, alpha, bias, state, sequence, batch, head, own, row, other, there, D)
-                weight = tl.load(state.normaliser + own.to(tl.int64) * D + other, mask=other < D, other=0.0)
-                denominator += tl.sum(rounded(tl.exp(more - m[:, None]), like) * weight.to(tl.float32)[None, :], 1)
+                total = tl.load(state.normaliser + own.to(tl.int64) * D + other, mask=other < D, other=0.0)
+                denominator += tl.sum(rounded(tl.exp(more - m[:, None]), like) * total.to(tl.float32)[None, :], 1)
         inside = there[:, None] & (e < E)[None, :]
-        dout = read(grad, batch, head, row, e, inside)
+        dout = read_gradient(grad, weight, batch, head, row, e, there, inside, False)
         level = tl.sum(dout.to(tl.float32) * read(out, batch, head, row, e, inside).to(tl.float32), 1)
         p = f / tl.where(denominator == 0.0, 1.0, denominator)[:, None]
         da = p * (product(dout, tl.trans(s), like) - level[:, None] * z[None, :])

@@ -10,7 +10,7 @@ from lln.ops.gpu import blocks
 from lln.ops.gpu.attention import on
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.tensors import mask, rows
-from lln.ops.gpu.tiles import Shape, power_of_two, tile
+from lln.ops.gpu.tiles import SMALLEST, Shape, power_of_two, tile
 from lln.ops.operation import empty_like_rows, empty_rows
 
 
@@ -31,25 +31,44 @@ class Frames(NamedTuple):
         return Frames(boundaries, first, length, min(x.block_size, length), float(x.scale))
 
 
+class Far(NamedTuple):
+    """The LLN branch, for blocks that mix as they write.
+
+    out: LLN's rows, to be read where there is no `state`; else where they are kept, or None.
+    """
+
+    weight: Any  # w, as the kernels take it
+    out: Any = None
+    q: Any = None
+    alpha: Any = None
+    bias: Any = None
+    state: Any = None
+
+
 def forward(x: Operands) -> Results:
-    return Results(_outputs(x, x.q, Frames.of(x)))
+    return Results(outputs(x, Frames.of(x), None, None))
 
 
 def forward_open(x: OpenOperands) -> Results:
     """One block of all keys, whatever the number of queries."""
     whole = Operands(x.q, x.k, x.v, x.key_mask, None, x.k.shape[2], x.scale, False)
     largest = max(x.q.shape[2], x.k.shape[2])
-    return Results(_outputs(whole, x.q, Frames(None, None, x.k.shape[2], largest, float(x.scale))))
+    return Results(outputs(whole, Frames(None, None, x.k.shape[2], largest, float(x.scale)), None, None))
 
 
-def _outputs(x: Operands, q: Tensor, frames: Frames) -> Tensor:
-    with on(q.device):
-        options = _options("block_outputs", x)
-        plan = Plan.of(q, x.cu_seqlens, options["ROWS"])
-        out = empty_rows(q, x.v.shape[-1])
-        blocks.block_outputs[(plan.total, q.shape[1])](
-            rows(q), rows(x.k), rows(x.v), mask(x.key_mask), rows(out), plan.stretches, frames, _groups(x), **options
-        )
+def outputs(x: Operands, frames: Frames, far: Far | None, far_shape: Shape | None) -> Tensor:
+    """The blocks' rows, mixed with LLN's where these are given; `far_shape` is that of LLN's heads."""
+    with on(x.q.device):
+        options = _options("mixed_outputs" if far_shape is not None else "block_outputs", x)
+        far_sizes = {"FAR_D": 1, "FAR_COLUMNS": SMALLEST, "FAR_SLICES": 1}
+        if far_shape is not None:
+            far_sizes = {"FAR_D": far_shape.D, "FAR_COLUMNS": far_shape.columns, "FAR_SLICES": far_shape.slices}
+        plan = Plan.of(x.q, x.cu_seqlens, options["ROWS"])
+        out = empty_rows(x.q, x.v.shape[-1])
+        blocks.block_outputs[(plan.total, x.q.shape[1])](
+            rows(x.q), rows(x.k), rows(x.v), mask(x.key_mask), far, rows(out), plan.stretches, frames, _groups(x),
+            **options, **far_sizes,
+        )  # fmt: skip
         return out
 
 
@@ -57,16 +76,34 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
     """From the weights computed again; the output is not needed."""
     grad = grads["out"]
     assert grad is not None
+    found = {name: empty_like_rows(t) for name, t in (("q", x.q), ("k", x.k), ("v", x.v))}
+    gradients(grad, x, found)
+    return found
+
+
+def gradients(
+    grad: Tensor,
+    x: Operands,
+    found: dict[str, Tensor],
+    far: Far | None = None,
+    dweight: Tensor | None = None,
+    add: bool = False,
+    add_values: bool = False,
+) -> None:
+    """Written to `found` (q, k and v), or added to what is there."""
     with on(x.q.device):
         options = _options("block_gradients", x)
         plan, frames = Plan.of(x.q, x.cu_seqlens, options["ROWS"]), Frames.of(x)
-        dq, dk, dv = (empty_like_rows(t) for t in (x.q, x.k, x.v))
+        dq, dk, dv = (rows(found[name]) for name in ("q", "k", "v"))
         rates = x.q.new_empty(*x.q.shape[:3], 3, dtype=torch.float32)
         given = (rows(x.q), rows(x.k), rows(x.v), mask(x.key_mask), rows(grad))
         last = (plan.stretches, frames, _groups(x))
-        blocks.block_query_gradients[(plan.total, x.q.shape[1])](*given, rows(dq), rates, *last, **options)
-        blocks.block_key_gradients[(plan.total, x.k.shape[1])](*given, rates, rows(dk), rows(dv), *last, **options)
-        return {"q": dq, "k": dk, "v": dv}
+        blocks.block_query_gradients[(plan.total, x.q.shape[1])](
+            *given, far, dq, dweight, rates, *last, **options, ADD=add
+        )
+        blocks.block_key_gradients[(plan.total, x.k.shape[1])](
+            *given, rates, dk, dv, *last, **options, ADD=add, ADD_VALUES=add_values
+        )
 
 
 def _groups(x: Operands) -> int:
@@ -75,6 +112,6 @@ def _groups(x: Operands) -> int:
 
 def _options(kernel: str, x: Operands) -> dict[str, Any]:
     dim, value_dim = x.q.shape[-1], x.v.shape[-1]
-    chosen = tile(kernel, Shape(dim, value_dim), x.q.dtype)
+    chosen = tile(kernel, Shape(dim, value_dim), x.q.dtype, x.q.device)
     sizes = {"D": dim, "E": value_dim, "COLUMNS": power_of_two(dim), "VALUES": power_of_two(value_dim)}
     return {**sizes, "ROWS": chosen.rows, "CAUSAL": x.is_causal, **chosen.options}

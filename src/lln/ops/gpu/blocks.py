@@ -4,12 +4,17 @@ A tile of rows may touch several blocks: it goes over the keys from the start of
 row's, and pairs of different blocks do not count. Forward keeps the running maximum m_i of a row's scores and
 l_i = sum_j exp(s_ij - m_i). Backward goes over the rows once for m, l and e_i = sum_j P_ij (dout_i . v_j) and once more for dq,
 then over the keys for dk and dv.
+
+As a branch of LLN+Diag, the blocks mix as they write: out_i = w_i LLN_i + (1 - w_i) Diag_i. LLN_i is computed on the spot from
+the state where attention is bidirectional, and read where it is causal. On the way back each row has the share 1 - w_i, and
+gradients are added to what the LLN branch has left. Since e_i is dout_i . Diag_i, dw_i = dout_i . LLN_i - e_i costs nothing.
 """
 
 import triton
 import triton.language as tl
 
-from lln.ops.gpu.pieces import counting, finite, place, product, read
+from lln.ops.gpu.bidirectional import lln_rows
+from lln.ops.gpu.pieces import counting, finite, place, product, read, share
 from lln.ops.gpu.plan import clamped, stretch_at
 
 
@@ -55,11 +60,11 @@ def keys_of_rows(first, last, origin, end, size, CAUSAL: tl.constexpr):
 
 @triton.jit
 def block_outputs(
-    q, k, v, mask, out, stretches, frames, groups,
+    q, k, v, mask, far, out, stretches, frames, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, FAR_D: tl.constexpr, FAR_COLUMNS: tl.constexpr, FAR_SLICES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles of rows, query heads."""
+    """`far`: what to mix with, or None. Grid: tiles of rows, query heads."""
     index, head, key_head = tl.program_id(0), tl.program_id(1), tl.program_id(1) // groups
     sequence, batch, start, stop = stretch_at(stretches, index)
     origin, end = frame(frames, sequence)
@@ -88,16 +93,32 @@ def block_outputs(
             found = tl.where(poison > 0.0, float("nan"), found)
         total, m = total * kept + tl.sum(p, 1), higher
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+    if far is not None:
+        inside = there[:, None] & (e < E)[None, :]
+        if far.state is None:
+            lln = read(far.out, batch, head, row, e, inside).to(tl.float32)
+        else:
+            own = sequence * (tl.num_programs(1) // groups) + key_head
+            lln = lln_rows(
+                far.q, far.alpha, far.bias, far.state, sequence, batch, head, own, row, there, e,
+                FAR_D, E, FAR_COLUMNS, VALUES, ROWS, FAR_SLICES,
+            )  # fmt: skip
+            if far.out is not None:
+                tl.store(place(far.out, batch, head, row, e), lln, mask=inside)
+        found += share(far.weight, batch, head, row, there, False)[:, None] * (lln - found)
     tl.store(place(out, batch, head, row, e), found, mask=there[:, None] & (e < E)[None, :])
 
 
 @triton.jit
 def block_query_gradients(
-    q, k, v, mask, grad, dq, rates, stretches, frames, groups,
+    q, k, v, mask, grad, far, dq, dweight, rates, stretches, frames, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """dq, and `rates` (B, Hq, N, 3) for the keys' pass: m_i, 1 / l_i and e_i. Grid: tiles of rows, query heads."""
+    """dq, or dq added to what is there; dw (B, Hq, N) where it is wanted; and `rates` (B, Hq, N, 3) for the keys' pass:
+
+    m_i, 1 / l_i times the row's share, and e_i. Grid: tiles of rows, query heads.
+    """
     index, head, key_head = tl.program_id(0), tl.program_id(1), tl.program_id(1) // groups
     sequence, batch, start, stop = stretch_at(stretches, index)
     origin, end = frame(frames, sequence)
@@ -124,7 +145,13 @@ def block_query_gradients(
         total, m = total * kept + tl.sum(p, 1), higher
     rate = 1.0 / tl.where(total == 0.0, 1.0, total)
     mean, m = mean * rate, finite(m)
-    at = rates + ((batch.to(tl.int64) * tl.num_programs(1) + head) * stretches.length + row) * 3
+    at_row = (batch.to(tl.int64) * tl.num_programs(1) + head) * stretches.length + row
+    if far is not None:
+        rate *= share(far.weight, batch, head, row, there, True)
+        if dweight is not None:
+            lln = read(far.out, batch, head, row, e, there[:, None] & (e < E)[None, :]).to(tl.float32)
+            tl.store(dweight + at_row, tl.sum(dout.to(tl.float32) * lln, 1) - mean, mask=there)
+    at = rates + at_row * 3
     tl.store(at, m, mask=there)
     tl.store(at + 1, rate, mask=there)
     tl.store(at + 2, mean, mask=there)
@@ -137,14 +164,17 @@ def block_query_gradients(
         scores, _ = scores_and_pairs(queries, keys, row, other, counts, origin, frames, like, CAUSAL)
         p = tl.exp(scores - m[:, None]) * rate[:, None]
         found += product(p * (product(dout, tl.trans(values), like) - mean[:, None]), keys, like)
-    tl.store(place(dq, batch, head, row, column), found * frames.scale, mask=inside)
+    found *= frames.scale
+    if ADD:
+        found += read(dq, batch, head, row, column, inside).to(tl.float32)
+    tl.store(place(dq, batch, head, row, column), found, mask=inside)
 
 
 @triton.jit
 def block_key_gradients(
     q, k, v, mask, grad, rates, dk, dv, stretches, frames, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, ADD: tl.constexpr, ADD_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of keys, key heads. The query heads of a key head add up."""
     index, key_head, key_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
@@ -177,7 +207,11 @@ def block_key_gradients(
             of_values += product(tl.trans(p), dout, like)
             slopes = p * (product(dout, tl.trans(values), like) - mean[:, None])
             of_keys += product(tl.trans(slopes), queries, like)
-    tl.store(
-        place(dk, batch, key_head, other, column), of_keys * frames.scale, mask=there[:, None] & (column < D)[None, :]
-    )
-    tl.store(place(dv, batch, key_head, other, e), of_values, mask=there[:, None] & (e < E)[None, :])
+    of_keys *= frames.scale
+    kept, written = there[:, None] & (column < D)[None, :], there[:, None] & (e < E)[None, :]
+    if ADD:
+        of_keys += read(dk, batch, key_head, other, column, kept).to(tl.float32)
+    if ADD_VALUES:
+        of_values += read(dv, batch, key_head, other, e, written).to(tl.float32)
+    tl.store(place(dk, batch, key_head, other, column), of_keys, mask=kept)
+    tl.store(place(dv, batch, key_head, other, e), of_values, mask=written)

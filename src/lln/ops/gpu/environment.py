@@ -24,12 +24,17 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, largest_head: int = LARGEST_HEAD) -> str | None:
-    """Why the kernels cannot take these tensors, or None; for every operation."""
-    if q.device.type != ("cpu" if interpreted() else "cuda"):
-        return f"its kernels run on a GPU, and the tensors are on {q.device.type}"
-    if q.dtype == torch.float64:
-        return "its kernels compute in float32, and the tensors are float64"
-    if max(q.shape[-1], v.shape[-1]) > largest_head:
-        return f"its kernels take head sizes up to {largest_head} here, and these are {q.shape[-1]} and {v.shape[-1]}"
+def elsewhere(x: Tensor) -> str | None:
+    """Why the kernels cannot read this tensor where it is, or None."""
+    if x.device.type != ("cpu" if interpreted() else "cuda"):
+        return f"its kernels run on a GPU, and the tensors are on {x.device.type}"
     return None
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why the kernels cannot take these tensors, or None; for every attention."""
+    if q.dtype == torch.float64:
+        return elsewhere(q) or "its kernels compute in float32, and the tensors are float64"
+    if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD:
+        return f"its kernels take head sizes up to {LARGEST_HEAD}, and these are {q.shape[-1]} and {v.shape[-1]}"
+    return elsewhere(q)

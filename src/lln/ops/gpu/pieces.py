@@ -23,6 +23,30 @@ def read(x, batch, head, row, column, there):
 
 
 @triton.jit
+def share(weight, batch, head, row, there, NEAR: tl.constexpr):
+    """w_i of LLN+Diag for each row, or 1 - w_i, which is the blocks' share."""
+    at = (
+        weight.data
+        + batch.to(tl.int64) * weight.batch
+        + head.to(tl.int64) * weight.head
+        + row.to(tl.int64) * weight.row
+    )
+    found = tl.load(at, mask=there, other=0.0)
+    if NEAR:
+        found = 1.0 - found
+    return found
+
+
+@triton.jit
+def read_gradient(grad, weight, batch, head, row, e, there, inside, NEAR: tl.constexpr):
+    """A tile of the output's gradient, or of a branch's share of it where the branches of LLN+Diag are weighed."""
+    found = read(grad, batch, head, row, e, inside)
+    if weight is not None:
+        found = found.to(tl.float32) * share(weight, batch, head, row, there, NEAR)[:, None]
+    return found
+
+
+@triton.jit
 def scale(x, sequence, head, column, columns):
     """alpha, beta or bias of a head, zeros beyond its columns; zeros if there is none."""
     if x is None:

@@ -25,6 +25,15 @@ class Scales(NamedTuple):
     column: int
 
 
+class Weight(NamedTuple):
+    """w of LLN+Diag, (B, H, N); the stride of rows is 0 where all have the same."""
+
+    data: Tensor
+    batch: int
+    head: int
+    row: int
+
+
 class Mask(NamedTuple):
     """(B, N), one byte a key."""
 
@@ -54,6 +63,11 @@ def rows(x: Tensor) -> Rows:
 
 def scales(x: Tensor | None) -> Scales | None:
     return None if x is None else Scales(x, *x.stride())
+
+
+def weights(x: Tensor | None) -> Weight | None:
+    """w, (B, H, N or 1)."""
+    return None if x is None else Weight(x, x.stride(0), x.stride(1), x.stride(2) if x.shape[2] > 1 else 0)
 
 
 def mask(x: Tensor | None) -> Mask | None:

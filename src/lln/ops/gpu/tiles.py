@@ -1,14 +1,17 @@
 """How many rows a program takes at a time, how many in all, and by how many warps: by kernel, head size and dtype.
 
-`tiles.json` has what a search (`python -m tests.gpu.search`) found to compile for sm_80 and sm_90 without spilling a register.
-It is not by timing: nobody has run these kernels on a GPU yet. The number of rows in all is fixed for a head size, whatever the
-length, so that right padding changes no bit; a state, which a stretch writes once and which is read once, then costs a few
-per cent of its rows.
+`tiles.json` has what a search (`lln gpu tiles`, in the laboratory) found to compile for each target without spilling a
+register. It is not by timing: nobody has run these kernels on a GPU yet. The number of rows in all is fixed for a head size,
+whatever the length, so that right padding changes no bit; a state, which a stretch writes once and which is read once, then
+costs a few per cent of its rows.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +20,13 @@ from lln.ops.gpu.environment import interpreted
 SMALLEST = 16  # of a side of a product
 LARGEST_WHOLE = 128  # features of a head that is not cut into slices
 SLICE = 64
-LARGEST_STATE = 4096  # numbers that a causal program carries from tile to tile
+LARGEST_STATE = 4096  # numbers that a causal program carries from tile to tile in registers
+LARGEST_GRADIENT = 2048  # the same for gradients, which have two
+LARGEST_SLICE = 4096  # numbers of a state that it works on at a time where the whole waits in memory
 MERGED = 16  # features that a program adds up over stretches
-SIZES = (32, 64, 128, 256)  # of heads, that the table has
+SIZES = (64, 128, 256)  # of heads, that the table has
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+PATH = Path(__file__).parent / "tiles.json"
 
 # Kernels that share an entry of the table share workspaces that are laid out by tiles.
 ENTRIES = {
@@ -31,6 +38,7 @@ ENTRIES = {
     "causal_query_gradients": "causal_gradients",
     "causal_key_gradients": "causal_gradients",
     "block_outputs": "block_outputs",
+    "mixed_outputs": "mixed_outputs",
     "block_query_gradients": "block_gradients",
     "block_key_gradients": "block_gradients",
 }
@@ -59,11 +67,14 @@ class Shape(NamedTuple):
     def values(self) -> int:
         return power_of_two(self.E)
 
-    @property
-    def sliced_values(self) -> int:
-        """Columns of the values that a causal program has: a state of 16 KB in all."""
-        largest = LARGEST_STATE // 2 if interpreted() else LARGEST_STATE  # so that tests have slices
-        return max(SMALLEST, min(self.values, largest // self.columns))
+    def causal(self, gradients: bool) -> dict[str, int]:
+        """For a causal program: slices of the features, one after the other, or all of them if the state stays in registers."""
+        columns, largest = power_of_two(self.D), LARGEST_GRADIENT if gradients else LARGEST_STATE
+        if interpreted():
+            columns = min(columns, 32)  # so that tests have slices
+        elif columns * self.values > largest:
+            columns = max(SMALLEST, min(columns // 2, LARGEST_SLICE // self.values))
+        return {"D": self.D, "E": self.E, "COLUMNS": columns, "VALUES": self.values, "SLICES": -(-self.D // columns)}
 
     @property
     def slices(self) -> int:
@@ -73,6 +84,13 @@ class Shape(NamedTuple):
     def whole(self) -> dict[str, int]:
         """For a program that has a slice of the features."""
         return {"D": self.D, "E": self.E, "COLUMNS": self.columns, "VALUES": self.values}
+
+    @property
+    def stepping(self) -> dict[str, int]:
+        """For a step of decoding: all features and some of the values, so that there are many programs."""
+        columns = power_of_two(self.D)
+        values = max(SMALLEST, min(self.values, LARGEST_STATE // columns // (8 if interpreted() else 1)))
+        return {"D": self.D, "E": self.E, "COLUMNS": columns, "VALUES": values}
 
     @property
     def merging(self) -> dict[str, int]:
@@ -101,18 +119,48 @@ def power_of_two(size: int) -> int:
 
 
 def key(entry: str, size: int, dtype: torch.dtype) -> str:
-    return f"{entry} {size} {str(dtype).removeprefix('torch.')}"
+    """float16 goes by float32: its products have operands of that size, too."""
+    return f"{entry} {size} {'bfloat16' if dtype == torch.bfloat16 else 'float32'}"
 
 
-def tile(entry: str, shape: Shape, dtype: torch.dtype) -> Tile:
+def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tile:
     """What the table has, or the smallest tile where the search found none that does not spill."""
-    return Tile(64, 4) if interpreted() else TABLE.get(key(entry, shape.size, dtype), Tile(SMALLEST, 8))
+    if interpreted():
+        return Tile(16, 4) if entry.startswith("causal") else Tile(32, 4)
+    target = _target_instead or target_of(device)
+    return TABLE[target].get(key(entry, shape.size, dtype), Tile(SMALLEST, 4 if target == "gfx942" else 8))
 
 
-def _read() -> dict[str, Tile]:
-    path = Path(__file__).parent / "tiles.json"
-    table = json.loads(path.read_text()) if path.exists() else {}
-    return {key: Tile(found["rows"], found["warps"]) for key, found in table.items()}
+@lru_cache
+def target_of(device: torch.device) -> str:
+    """The column of the table for a card: the newest that is not newer than the card."""
+    if torch.version.hip is not None:
+        return "gfx942"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "sm_100" if major >= 10 else "sm_90" if major == 9 else "sm_80"
 
 
-TABLE = _read()
+_target_instead: str | None = None
+
+
+@contextmanager
+def compiled_for(target: str) -> Iterator[None]:
+    """Launches inside are laid out for this target, whatever the device: for compiling ahead of time."""
+    global _target_instead
+    before, _target_instead = _target_instead, target
+    try:
+        yield
+    finally:
+        _target_instead = before
+
+
+def read_table() -> dict[str, dict[str, Any]]:
+    """By target and key: rows, warps, and what the assembler said."""
+    table: dict[str, dict[str, Any]] = json.loads(PATH.read_text()) if PATH.exists() else {}
+    return {target: table.get(target, {}) for target in TARGETS}
+
+
+TABLE = {
+    target: {key: Tile(found["rows"], found["warps"]) for key, found in entries.items()}
+    for target, entries in read_table().items()
+}

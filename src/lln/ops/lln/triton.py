@@ -14,8 +14,6 @@ from lln.ops.backends import Backend
 from lln.ops.gpu import environment
 from lln.ops.lln.op import Operands, Results, attention
 
-LARGEST_CAUSAL_HEAD = 128
-
 
 def forward(x: Operands) -> Results:
     from lln.ops.gpu.attention import forward
@@ -30,7 +28,7 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
 
 
 def _refuses(x: Operands) -> str | None:
-    return environment.refuses(x.q, x.k, x.v, LARGEST_CAUSAL_HEAD if x.is_causal else environment.LARGEST_HEAD)
+    return environment.refuses(x.q, x.k, x.v)
 
 
 TRITON = attention.backends.register(

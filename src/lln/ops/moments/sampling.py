@@ -39,6 +39,9 @@ class Size(NamedTuple):
     def rows_of(self, keys: Tensor) -> Tensor:
         return (keys // 16).clamp(self.rows, self.most_rows)
 
+    def rows_at_most(self, keys: int) -> int:
+        return min(max(keys // 16, self.rows), self.most_rows)
+
 
 # as in csrc/sample.h
 SMALL = Size(24, 24, 96, 24, by_rank=False)
@@ -172,7 +175,7 @@ class Sampler:
         self.largest = self._largest()
 
     def rows(self, size: Size) -> Rows:
-        row = torch.arange(int(size.rows_of(torch.tensor(self.length))), device=self.k.device)
+        row = torch.arange(size.rows_at_most(self.length), device=self.k.device)
         taken = torch.minimum(self.queries.count * self.groups, size.rows_of(self.keys.count))
         if size.by_rank:
             group, position = self.queries.spaced(self._logit_spread(), len(row), taken)

@@ -43,6 +43,11 @@ class Search(NamedTuple):
     lln: Tensor  # at the last x that was evaluated
 
 
+def may_look(x: Tensor) -> bool:
+    """Whether a value may be read to stop early: on a GPU the host would wait for it."""
+    return x.device.type == "cpu"
+
+
 def matched_on_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """x (S, H), from the table's alpha and beta (S, H), and the entropies (S, H, 2) of softmax and LLN it came to, nats."""
     start = torch.zeros_like(alpha)
@@ -52,7 +57,7 @@ def matched_on_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: floa
         sample, alpha, beta, of_softmax, 0.0 * start, start, torch.full_like(start, USUAL_SLOPE), SMALL_EVALUATIONS
     )
     enough = (small.error <= TRUSTED * _tolerated(small.softmax)) & (small.x.abs() <= USUAL_X)
-    if start.device.type == "cpu" and bool(enough.all()):
+    if may_look(start) and bool(enough.all()):
         found = small
     else:
         sample, of_softmax, missed = _large_sample(sampler, scale)
@@ -107,7 +112,7 @@ def _search(
     value, lln, difference = look(x)
     for _ in range(evaluations - 1):
         close = ((lln - softmax).abs() < CLOSE * _tolerated(softmax)) | ~value.isfinite()
-        if x.device.type == "cpu" and bool(close.all()):
+        if may_look(x) and bool(close.all()):
             break
         low, high = torch.where(value < 0, x, low), torch.where(value >= 0, x, high)
         following = torch.where(close, x, _step(x, value, slope, low, high))

@@ -1,0 +1,92 @@
+"""What every operation launches, for a shape: caught, not run."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lln.ops.blocks.op import Operands as BlockOperands
+from lln.ops.diag.op import Operands as DiagOperands
+from lln.ops.gpu import attention, block_attention, diag_attention
+from lln.ops.lln.op import Operands
+from lln_lab.gpu.compiling import Launch, caught
+
+BLOCK = 128
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the inputs. Several stretches: a number that is 1 would be compiled into the kernels."""
+
+    dim: int
+    dtype: torch.dtype
+    batch: int = 4
+    heads: int = 12
+    length: int = 16_384
+
+
+def launches(size: Size) -> dict[str, list[Launch]]:
+    """By operation and direction, in the order in which they would run."""
+    found = {}
+    for name, run in _operations(size).items():
+        with caught() as forward:
+            results, backward = run()
+        found[f"{name} forward"] = list(forward)
+        if backward is not None:
+            with caught() as back:
+                backward(results)
+            found[f"{name} backward"] = list(back)
+    return found
+
+
+def _operations(size: Size) -> dict[str, Any]:
+    # Nothing runs, so no memory is needed: one element stands for all.
+    shape = (size.batch, size.heads, size.length, size.dim)
+    q, k, v = (torch.empty(shape, dtype=size.dtype, device="meta") for _ in range(3))
+    scale = torch.empty(size.batch, size.heads, size.dim, device="meta")
+    weight = torch.empty(size.batch, size.heads, 1, device="meta")
+
+    def lln(causal: bool) -> Any:
+        x = Operands(q, k, v, scale, scale, scale, is_causal=causal)
+        return attention.forward(x), lambda r: attention.backward(
+            {"out": r.out, "summed": None, "normaliser": None}, r, x, {"alpha"}
+        )
+
+    def blocks(causal: bool) -> Any:
+        x = BlockOperands(q, k, v, None, None, BLOCK, size.dim**-0.5, causal)
+        return block_attention.forward(x), lambda r: block_attention.backward({"out": r.out}, r, x, set())
+
+    def diag(causal: bool) -> Any:
+        x = DiagOperands(
+            q,
+            k,
+            v,
+            None,
+            None,
+            scale,
+            scale,
+            scale,
+            weight,
+            None,
+            None,
+            BLOCK,
+            size.dim**-0.5,
+            causal,
+            keep_branch=True,
+        )
+        return diag_attention.forward(x), lambda r: diag_attention.backward({"out": r.out}, r, x, {"alpha", "weight"})
+
+    def step() -> Any:
+        one = [t[:, :, :1] for t in (q, k, v)]
+        state = [scale, scale.new_empty(*scale.shape, size.dim, dtype=torch.float64), scale.double()]
+        return attention.forward(Operands(*one, scale, scale, scale, None, None, *state, is_causal=True)), None
+
+    found: dict[str, Any] = {}
+    for causal, words in ((False, "bidirectional"), (True, "causal")):
+        found |= {
+            f"{name}, {words}": partial(run, causal)
+            for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag))
+        }
+    return found | {"a step of decoding": step}

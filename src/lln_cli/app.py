@@ -18,7 +18,7 @@ from lln_cli.words import WRONG, InWords, tell
 
 GROUP = "lln.commands"
 LAB = "lln-lab"
-OF_THE_LAB = ("demo", "look", "choose", "reproduce", "bench", "report")
+OF_THE_LAB = ("demo", "look", "choose", "reproduce", "bench", "report", "gpu")
 # Every command in the order of the help, with its line there. A command's own --help says more.
 SUMMARY = {
     "demo": "See it work: train, time and compare, in a few minutes.",
@@ -29,6 +29,7 @@ SUMMARY = {
     "distil": "Make it linear and train it to follow the original.",
     "reproduce": "Repeat the paper's tables and figures.",
     "bench": "Measure speed and memory.",
+    "gpu": "Compile the GPU kernels for cards that are not here.",
     "report": "Turn results into one self-contained page.",
     "calibrate": "Measure the table of moment matching again.",
 }

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.skipif(
 
 from lln.ops.blocks import Operands as BlockOperands  # noqa: E402
 from lln.ops.blocks import blocks  # noqa: E402
+from lln.ops.diag import Operands as DiagOperands  # noqa: E402
+from lln.ops.diag import diag  # noqa: E402
 from lln.ops.lln import Operands, attention  # noqa: E402
+from lln.ops.moments import MatchOperands, match, moments, search  # noqa: E402
+from lln.ops.moments import Operands as MomentOperands  # noqa: E402
 
 READ_BACK = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero")
 
@@ -29,9 +33,9 @@ class NothingIsReadBack(TorchDispatchMode):
 
 
 def operands(kind: str, causal: bool) -> Operands:
-    length, heads, dim = 140, 2, 16
+    length, heads, dim = 70, 2, 16
     q, k, v = (torch.randn(1, heads, length, dim) for _ in range(3))
-    packed = torch.tensor([0, 60, 60, length]) if kind == "packed" else None
+    packed = torch.tensor([0, 40, 40, length]) if kind == "packed" else None
     sequences = 3 if kind == "packed" else 1
     scale = torch.ones(sequences, heads, dim)
     counts = torch.rand(1, length) < 0.7 if kind == "masked" else None
@@ -56,6 +60,14 @@ def of_blocks(x: Operands) -> BlockOperands:
     return BlockOperands(x.q, x.k, x.v, x.key_mask, x.cu_seqlens, 24, 0.3, x.is_causal)
 
 
+def of_diag(x: Operands) -> DiagOperands:
+    weight = torch.rand(*x.q.shape[:3])
+    scales = (x.alpha, x.beta, x.bias)
+    return DiagOperands(
+        x.q, x.k, x.v, None, None, *scales, weight, x.key_mask, x.cu_seqlens, 24, 0.3, x.is_causal, keep_branch=True
+    )
+
+
 @either_direction
 @every_kind
 def test_launches_leave_no_memory_unwritten(kind: str, causal: bool) -> None:
@@ -63,7 +75,8 @@ def test_launches_leave_no_memory_unwritten(kind: str, causal: bool) -> None:
     torch.use_deterministic_algorithms(True)  # fills memory that nobody has written with NaN
     try:
         assert torch.empty(3).isnan().all()
-        found = everything(attention, x) + everything(blocks, of_blocks(x))
+        found = everything(attention, x) + everything(blocks, of_blocks(x)) + everything(diag, of_diag(x))
+        found += moments.backends["triton"].forward(MomentOperands(x.q, x.key_mask, x.cu_seqlens))
     finally:
         torch.use_deterministic_algorithms(False)
     for t in found:
@@ -78,19 +91,58 @@ def test_launches_read_nothing_back(kind: str, causal: bool, monkeypatch: pytest
     with NothingIsReadBack():
         everything(attention, x)
         everything(blocks, of_blocks(x))
-    assert len(launched) > 8
+        everything(diag, of_diag(x))
+        moments.backends["triton"].forward(MomentOperands(x.q, x.key_mask, x.cu_seqlens))
+    assert len(launched) > 20
+
+
+@every_kind
+@pytest.mark.parametrize("method", ["sample", "table"])
+def test_launches_of_matching_read_nothing_back(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch; on the CPU it may look at a value to stop early, on a GPU it must not."""
+    launches_without_running(monkeypatch)
+    monkeypatch.setattr(search, "may_look", lambda x: False)
+    x = operands(kind, False)
+    given = MatchOperands(x.q, x.k, x.key_mask, x.cu_seqlens, method, "entropy", "head", 0.25, True)
+    with NothingIsReadBack():
+        match.backends["chunked"].forward(given)
 
 
 @either_direction
 def test_launches_are_few(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = launches_without_running(monkeypatch)
     x = operands("plain", causal)
-    backend = attention.backends["triton"]
-    results = backend.forward(x)
-    assert len(launched) == 3
-    assert backend.backward is not None
-    backend.backward({"out": results.out, "summed": None, "normaliser": None}, results, x, set())
-    assert len(launched) - 3 == (6 if causal else 4)
+
+    def count(operation: Any, y: Any, wanted: set[str]) -> tuple[int, int]:
+        launched.clear()
+        backend = operation.backends["triton"]
+        results = backend.forward(y)
+        forward = len(launched)
+        backend.backward(
+            {name: results.out if name == "out" else None for name in operation.flowing}, results, y, wanted
+        )
+        return forward, len(launched) - forward
+
+    assert count(attention, x, {"q", "k", "v"}) == (3, 5 if causal else 3)
+    assert count(attention, x, {"q", "alpha"}) == (3, 6 if causal else 4)
+    assert count(blocks, of_blocks(x), {"q"}) == (1, 2)
+    assert count(diag, of_diag(x), {"q"}) == (4, 7) if causal else (3, 5)
+    launched.clear()
+    moments.backends["triton"].forward(MomentOperands(x.q))
+    assert len(launched) == 2
+
+
+@either_direction
+def test_launches_of_a_decoding_step_are_one(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = operands("plain", causal)
+    one = x._replace(q=x.q[:, :, :1], k=x.k[:, :, :1], v=x.v[:, :, :1])
+    for wide in (one, one._replace(start_summed=x.start_summed.double(), start_normaliser=x.start_normaliser.double())):
+        for actual, true in zip(attention(wide, "triton"), attention(wide, "oracle"), strict=True):
+            assert actual.dtype == true.dtype
+            torch.testing.assert_close(actual, true, atol=1e-5, rtol=1e-5)
+    launched = launches_without_running(monkeypatch)
+    attention.backends["triton"].forward(one)
+    assert launched == ["step"]
 
 
 def launches_without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -103,11 +155,11 @@ def launches_without_running(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "causal, dim, value_dim", [(False, 200, 130), (True, 100, 90)], ids=["bidirectional", "causal"]
+    "causal, dim, value_dim", [(False, 200, 130), (True, 256, 130)], ids=["bidirectional", "causal"]
 )
 def test_launches_cut_large_heads(causal: bool, dim: int, value_dim: int) -> None:
-    q, k = (torch.randn(1, 1, 150, dim, requires_grad=True) for _ in range(2))
-    v = torch.randn(1, 1, 150, value_dim, requires_grad=True)
+    q, k = (torch.randn(1, 1, 40, dim, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 1, 40, value_dim, requires_grad=True)
     scale = torch.ones(1, 1, dim)
     leaves = (q, k, v)
 
@@ -117,6 +169,14 @@ def test_launches_cut_large_heads(causal: bool, dim: int, value_dim: int) -> Non
 
     for actual, true in zip(results("triton"), results("oracle"), strict=True):
         torch.testing.assert_close(actual, true, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "packed"])
+def test_launches_of_moments_agree_with_plain_torch(kind: str) -> None:
+    x = operands(kind, False)
+    given = MomentOperands(x.q, x.key_mask, x.cu_seqlens)
+    for actual, true in zip(moments(given, "triton"), moments(given, "chunked"), strict=True):
+        torch.testing.assert_close(actual, true, atol=1e-12, rtol=1e-12)
 
 
 def test_launches_count_in_64_bits() -> None:

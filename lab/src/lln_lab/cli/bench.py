@@ -4,6 +4,7 @@ import typer
 
 from lln_lab.cli.bench_decode import decode
 from lln_lab.cli.bench_encode import encode
+from lln_lab.cli.bench_gpu import gpu
 from lln_lab.cli.bench_instruments import instruments
 from lln_lab.cli.bench_kernels import kernels
 from lln_lab.cli.bench_matching import matching, matching_model, matching_training
@@ -37,5 +38,6 @@ for _benchmark in (
     near_far_speed,
     parallel,
     start,
+    gpu,
 ):
     app.command()(_benchmark)

@@ -112,7 +112,7 @@ def caught() -> Iterator[list[Launch]]:
     found: list[Launch] = []
 
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        options = {n: kwargs.pop(n) for n in ("num_warps", "num_stages", "num_ctas") if n in kwargs}
+        options: dict[str, int] = {n: kwargs.pop(n) for n in ("num_warps", "num_stages", "num_ctas") if n in kwargs}
         arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
         grid = grid(arguments) if callable(grid) else grid
         found.append(Launch(kernel, {n: arguments[n] for n in kernel.arg_names}, options, tuple(grid)))

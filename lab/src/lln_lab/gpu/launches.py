@@ -9,7 +9,7 @@ import torch
 from lln.ops.blocks.op import Operands as BlockOperands
 from lln.ops.diag.op import Operands as DiagOperands
 from lln.ops.gpu import attention, block_attention, diag_attention
-from lln.ops.lln.op import Operands
+from lln.ops.lln.op import Operands, State
 from lln_lab.gpu.compiling import Launch, caught
 
 BLOCK = 128
@@ -79,9 +79,10 @@ def _operations(size: Size) -> dict[str, Any]:
         return diag_attention.forward(x), lambda r: diag_attention.backward({"out": r.out}, r, x, {"alpha", "weight"})
 
     def step() -> Any:
-        one = [t[:, :, :1] for t in (q, k, v)]
+        one: list[Any] = [t[:, :, :1] for t in (q, k, v)]
         state = [scale, scale.new_empty(*scale.shape, size.dim, dtype=torch.float64), scale.double()]
-        return attention.forward(Operands(*one, scale, scale, scale, None, None, *state, is_causal=True)), None
+        x = Operands(one[0], one[1], one[2], scale, scale, scale, is_causal=True).starting_from(State(*state))
+        return attention.forward(x), None
 
     found: dict[str, Any] = {}
     for causal, words in ((False, "bidirectional"), (True, "causal")):

@@ -17,8 +17,15 @@ from lln_lab.gpu.compiling import Launch
 from lln_lab.gpu.launches import DTYPES, Size, launches
 
 ENTRIES = sorted(set(tiles.ENTRIES.values()))
-CANDIDATES = [(64, 4), (64, 8), (32, 4), (32, 8), (16, 4), (16, 8)]
-CAUSAL = [(32, 4), (32, 8), (16, 4), (16, 8), (16, 16)]  # more rows have never fitted
+SMALL = [(64, 4), (64, 8), (32, 4), (32, 8), (16, 4), (16, 8)]
+LARGE = [
+    (64, 8),
+    (32, 8),
+    (32, 4),
+    (16, 8),
+    (16, 4),
+]  # heads of 128 and more have never fitted into four warps of 64 rows
+CAUSAL = [(32, 8), (16, 8), (16, 4)]  # nor has a causal kernel into four warps of 32
 SMALLER_CARDS = 99 * 1024  # sm_86 and sm_89 run what is compiled for sm_80, and have less shared memory
 
 
@@ -35,9 +42,7 @@ def search(
 ) -> dict[str, Any] | None:
     """The first tile at which all kernels of a table's entry fit."""
     name = tiles.key(entry, size, DTYPES[dtype])
-    for rows, warps in CAUSAL if entry.startswith("causal") else CANDIDATES:
-        if target == "gfx942" and warps > 8:
-            continue
+    for rows, warps in candidates(entry, target, size):
         tiles.TABLE[target][name] = tiles.Tile(rows, warps)
         said = {}
         for label, launch in of_entry(entry, target, size, dtype).items():
@@ -50,6 +55,15 @@ def search(
             return {"rows": rows, "warps": warps, "compiled": {k: _short(v) for k, v in said.items()}}
     del tiles.TABLE[target][name]
     return None
+
+
+def candidates(entry: str, target: str, size: int) -> list[tuple[int, int]]:
+    """(rows, warps) in the order of preference."""
+    if target == "gfx942":  # its warps have 64 threads, and with more than four of them a thread has half the registers
+        return [(rows, 4) for rows in (64, 32, 16)] if not entry.startswith("causal") else [(16, 4)]
+    if entry == "causal_gradients":
+        return CAUSAL[1:]
+    return CAUSAL if entry.startswith("causal") else SMALL if size <= 64 else LARGE
 
 
 def _short(made: dict[str, Any]) -> dict[str, int]:

@@ -13,6 +13,7 @@ import triton.language as tl
 from lln.ops.gpu.causal import (
     copy_states,
     exponents,
+    exponents_of_queries,
     halves,
     raised,
     row_features,
@@ -29,6 +30,7 @@ from lln.ops.gpu.pieces import (
     read,
     read_gradient,
     rounded,
+    running_maximum,
     scale,
 )
 from lln.ops.gpu.plan import stretch_at
@@ -201,14 +203,12 @@ def causal_key_gradients(
             db = tl.broadcast_to(dz[None, :], [ROWS, COLUMNS])
             db = g * plus_product(db, values, tl.trans(ds), like, first < stop)
             dvalues = plus_product(dvalues, g, ds, like, first < stop)
+            running = tl.maximum(running_maximum(b, ROWS, COLUMNS, LEVELS), c[None, :])
             passed = decay(c, higher)
             ds, dz = ds * passed[:, None], dz * passed
             for group in range(groups):
                 head = key_head * groups + group
-                a, _, running = exponents(
-                    q, k, alpha, beta, bias, sequence, batch, head, key_head, row, column, there, counts, c,
-                    D, ROWS, COLUMNS, LEVELS,
-                )  # fmt: skip
+                a = exponents_of_queries(q, alpha, bias, sequence, batch, head, row, column, there, D)
                 dout = read_gradient(grad, weight, batch, head, row, e, there, there[:, None] & (e < E)[None, :], False)
                 at_row = rates + ((batch.to(tl.int64) * key_heads * groups + head) * stretches.length + row) * 3
                 m = tl.load(at_row, mask=there, other=float("inf"))  # no features where there is no row

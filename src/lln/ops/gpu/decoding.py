@@ -3,7 +3,7 @@
     c' = max(c, b),    S' = S exp(c - c') + exp(b - c') v^T,    z' = z exp(c - c') + exp(b - c')
     f = exp(a + c' - m),  m = max_l (a_l + c'_l):        out = f S' / (f . z')
 
-The state is read once and written once; everything is in the dtype of its sums.
+The state is read once and written once; exponentials are float32, and sums are in the dtype of the state's.
 """
 
 import triton

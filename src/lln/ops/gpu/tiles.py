@@ -20,9 +20,8 @@ from lln.ops.gpu.environment import interpreted
 SMALLEST = 16  # of a side of a product
 LARGEST_WHOLE = 128  # features of a head that is not cut into slices
 SLICE = 64
-LARGEST_STATE = 4096  # numbers that a causal program carries from tile to tile in registers
-LARGEST_GRADIENT = 2048  # the same for gradients, which have two
-LARGEST_SLICE = 4096  # numbers of a state that it works on at a time where the whole waits in memory
+LARGEST_STATE = 4096  # numbers of a state that a causal program has in registers: the whole of it, or a slice
+LARGEST_GRADIENT = 1024  # the same for gradients, which have two states
 MERGED = 16  # features that a program adds up over stretches
 SIZES = (64, 128, 256)  # of heads, that the table has
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -73,7 +72,7 @@ class Shape(NamedTuple):
         if interpreted():
             columns = min(columns, 32)  # so that tests have slices
         elif columns * self.values > largest:
-            columns = max(SMALLEST, min(columns // 2, LARGEST_SLICE // self.values))
+            columns = max(SMALLEST, min(columns // 2, largest // self.values))
         return {"D": self.D, "E": self.E, "COLUMNS": columns, "VALUES": self.values, "SLICES": -(-self.D // columns)}
 
     @property
@@ -105,7 +104,7 @@ class Shape(NamedTuple):
     @property
     def stretch(self) -> int:
         """Rows in all: many for a large state."""
-        return 128 if interpreted() else 32 * max(self.columns, self.values, 32)
+        return 32 if interpreted() else 32 * max(self.columns, self.values, 32)
 
     @property
     def size(self) -> int:
@@ -126,7 +125,7 @@ def key(entry: str, size: int, dtype: torch.dtype) -> str:
 def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tile:
     """What the table has, or the smallest tile where the search found none that does not spill."""
     if interpreted():
-        return Tile(16, 4) if entry.startswith("causal") else Tile(32, 4)
+        return Tile(16, 4)
     target = _target_instead or target_of(device)
     return TABLE[target].get(key(entry, shape.size, dtype), Tile(SMALLEST, 4 if target == "gfx942" else 8))
 

@@ -1,9 +1,10 @@
 """LLN attention on a GPU, by Triton: what is launched, on which workspaces.
 
     bidirectional   forward: states of stretches, their merger, outputs
-                    backward: queries, the gradient of the state, keys, and the sums of dalpha, dbias and dbeta
+                    backward: queries, the gradient of the state, keys, and, if wanted, the sums of dalpha, dbias and dbeta
     causal          forward: states of stretches, states before them, outputs
                     backward: the same two, queries, gradients of the states after each stretch, keys, and the sums
+    a decoding step forward: one launch
 
 No value is read back, and the number of launches depends on shapes alone. Kernels are imported when they are first needed.
 """

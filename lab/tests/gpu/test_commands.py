@@ -1,0 +1,53 @@
+"""What the GPU commands say on a machine without a GPU, and what the sheet counts."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lln_lab.cli.bench import app as bench
+from lln_lab.cli.gpu import app as gpu
+
+runner = CliRunner()
+with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_benchmark_says_so(tmp_path: Path) -> None:
+    result = runner.invoke(bench, ["gpu", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "there is no GPU here" in result.output and "lln gpu sheet" in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@with_triton
+def test_a_target_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    result = runner.invoke(gpu, ["sheet", "--target", "sm_10", "--out", str(tmp_path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and "sm_10" in result.output and "gfx942" in result.output
+
+
+@with_triton
+def test_forward_reads_and_writes_hardly_more_than_it_must() -> None:
+    """The goals: bytes of the bidirectional forward pass within 1.05 of the least at N = 65,536."""
+    from lln.ops.gpu import tiles
+    from lln_lab.gpu import work
+    from lln_lab.gpu.launches import Size, launches
+
+    size = Size(64, torch.bfloat16, length=65_536)
+    with tiles.compiled_for("sm_90"):
+        found = launches(size)
+    name = "LLN, bidirectional forward"
+    moved = sum(map(work.bytes_moved, found[name]))
+    assert work.least_bytes(name, size) < moved <= 1.05 * work.least_bytes(name, size)
+    assert len(found[name]) == 3
+
+
+def test_the_page_is_made_from_the_result() -> None:
+    from lln_lab.pages.gpu_sheet import page
+
+    text = (DOCS / "gpu-sheet.md").read_text()
+    assert text == page(DOCS)
+    assert text.splitlines()[2].startswith("Predicted, not measured")

@@ -1,0 +1,59 @@
+"""What the kernels compile to for GPUs that are not here: no spill, no more shared memory than there is, tensor cores in use.
+
+Compiled in a process of its own, without the interpreter. That a kernel compiles is not enough: it may spill, or be empty.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'lln-attention[gpu]'"),
+    pytest.mark.timeout(3600),
+]
+
+MERGERS = {"merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step"}
+PRODUCTS = {
+    "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",
+    "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients",
+}  # fmt: skip
+
+
+def sheet(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The kernels of `lln gpu sheet`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [
+        sys.executable, "-c", "from lln_lab.cli.gpu import app; app()", "sheet", "--no-peers", "--out", str(folder),
+        "--cache", str(folder / "compiled"), *arguments,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads((folder / "gpu_sheet.json").read_text())["kernels"]
+    return found
+
+
+def check(found: list[dict[str, Any]], combinations: int) -> None:
+    assert {x["kernel"] for x in found} == MERGERS | PRODUCTS
+    assert len(found) == combinations * len(MERGERS | PRODUCTS)
+    for x in found:
+        assert x.get("fits"), x  # nothing spilled, shared memory within the limit, something read and something written
+        if x["kernel"] in PRODUCTS and x["dtype"] == "bfloat16":
+            assert x["tensor_cores"] > 0 and x["exponentials"] > 0, x
+
+
+@pytest.mark.parametrize("size", ["64", "128"])
+def test_every_kernel_fits_the_machine(size: str, tmp_path: Path) -> None:
+    targets = ("--target", "sm_80", "--target", "sm_90")
+    check(sheet(tmp_path, *targets, "--size", size, "--dtype", "bfloat16"), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["64", "128", "256", "32"])
+def test_every_kernel_fits_every_machine(size: str, tmp_path: Path) -> None:
+    check(sheet(tmp_path, "--size", size, "--dtype", "bfloat16"), 4)

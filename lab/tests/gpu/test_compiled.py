@@ -47,10 +47,9 @@ def check(found: list[dict[str, Any]], combinations: int) -> None:
             assert x["tensor_cores"] > 0 and x["exponentials"] > 0, x
 
 
-@pytest.mark.parametrize("size", ["64", "128"])
-def test_every_kernel_fits_the_machine(size: str, tmp_path: Path) -> None:
+def test_every_kernel_fits_the_machine(tmp_path: Path) -> None:
     targets = ("--target", "sm_80", "--target", "sm_90")
-    check(sheet(tmp_path, *targets, "--size", size, "--dtype", "bfloat16"), 2)
+    check(sheet(tmp_path, *targets, "--size", "64", "--dtype", "bfloat16"), 2)
 
 
 @pytest.mark.slow

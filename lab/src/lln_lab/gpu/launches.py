@@ -51,12 +51,14 @@ def _operations(size: Size) -> dict[str, Any]:
     def lln(causal: bool) -> Any:
         x = Operands(q, k, v, scale, scale, scale, is_causal=causal)
         return attention.forward(x), lambda r: attention.backward(
-            {"out": r.out, "summed": None, "normaliser": None}, r, x, {"alpha"}
+            {"out": torch.empty_like(r.out), "summed": None, "normaliser": None}, r, x, {"alpha"}
         )
 
     def blocks(causal: bool) -> Any:
         x = BlockOperands(q, k, v, None, None, BLOCK, size.dim**-0.5, causal)
-        return block_attention.forward(x), lambda r: block_attention.backward({"out": r.out}, r, x, set())
+        return block_attention.forward(x), lambda r: block_attention.backward(
+            {"out": torch.empty_like(r.out)}, r, x, set()
+        )
 
     def diag(causal: bool) -> Any:
         x = DiagOperands(
@@ -76,7 +78,9 @@ def _operations(size: Size) -> dict[str, Any]:
             causal,
             keep_branch=True,
         )
-        return diag_attention.forward(x), lambda r: diag_attention.backward({"out": r.out}, r, x, {"alpha", "weight"})
+        return diag_attention.forward(x), lambda r: diag_attention.backward(
+            {"out": torch.empty_like(r.out)}, r, x, {"alpha", "weight"}
+        )
 
     def step() -> Any:
         one: list[Any] = [t[:, :, :1] for t in (q, k, v)]

@@ -24,12 +24,13 @@ def regular(points: Sequence[tuple[int, float]]) -> Curve:
     lengths = Counter(after - before for before, after in pairwise([0, *(step for step, _ in points)]))
     if not lengths:
         return []
-    usual = max(lengths, key=lambda length: (lengths[length], length))
+    usual = max(1, max(lengths, key=lambda length: (lengths[length], length)))
     found: Curve = []
     total, weight, before = 0.0, 0, 0
     for step, value in points:
-        total, weight, before = total + value * (step - before), weight + step - before, step
-        if weight and (step % usual == 0 or step == points[-1][0]):
+        steps = max(step - before, 1)  # a run of one point, at step 0, has no stretch before it
+        total, weight, before = total + value * steps, weight + steps, step
+        if step % usual == 0 or step == points[-1][0]:
             found.append((step, total / weight))
             total, weight = 0.0, 0
     return found

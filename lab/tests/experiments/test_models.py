@@ -65,8 +65,7 @@ def test_the_mean_is_normalised_over_the_batch() -> None:
 @pytest.mark.parametrize("preset, kind", [("cpu", nn.BatchNorm1d), ("paper", nn.Identity)])
 def test_the_long_range_arena_normalises_where_its_settings_say_so(preset: str, kind: type[nn.Module]) -> None:
     settings = lra.PRESETS[preset]
-    rows = lra.load("listops", settings, None)
-    assert isinstance(lra.model_for("listops", rows, Contestant("softmax"), settings).normalise, kind)
+    assert isinstance(lra.classifier("listops", 18, 10, Contestant("softmax"), settings).normalise, kind)
 
 
 @pytest.mark.parametrize("name", ["performer", "skyformer", "linformer", "lln_diag"])

@@ -103,9 +103,9 @@ def test_single_runs_stand_alone_only_until_their_experiment_is_written(tmp_path
 def test_other_json_is_left_out_with_a_notice_on_the_page_too(tmp_path: Path, content: str) -> None:
     write_sample(tmp_path)
     (tmp_path / "other.json").write_text(content)
-    with pytest.warns(UserWarning, match="other.json is left out"):
+    with pytest.warns(UserWarning, match="other.json was left out"):
         page = write([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "other.json is left out" in page
+    assert "other.json was left out" in page
 
 
 def test_no_result_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_the_command_writes_the_page_and_names_what_it_left_out(tmp_path: Path) 
         warnings.simplefilter("error")
         result = CliRunner().invoke(app, [str(tmp_path), "-o", str(out), "--title", "Mine & <yours>"])
     assert result.exit_code == 0, result.output
-    assert "other.json is left out" in result.output and "written" in result.output
+    assert "other.json was left out" in result.output and "written" in result.output
     assert "<h1>Mine &amp; &lt;yours&gt;</h1>" in out.read_text(encoding="utf-8")
 
 

@@ -24,6 +24,7 @@ FURTHER_OUT = {
     "lln.parallel": ("lln", "lln.matching", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.matching": ("lln", "lln.parallel", "lln.attention", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.attention": ("lln", "lln.parallel", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
+    "lln.near_far": ("lln", "lln.parallel", "lln.zoo", "lln.instruments", "lln.conversion", "lln.hf"),
     "lln.layers": ("lln", "lln.parallel", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.conversion": ("lln", "lln.parallel", "lln.layers", "lln.zoo", "lln.instruments", "lln.hf"),
     "lln.zoo": ("lln", "lln.parallel", "lln.layers", "lln.instruments", "lln.hf"),

@@ -6,7 +6,7 @@ from lln.conversion import Converted, convert, unload
 from lln.layers import LLNAttention, LLNDiagAttention, LLNEncoderLayer
 from lln.matching import MomentMatcher, match_moments
 from lln.near_far import NearFarState, near_far_attention
-from lln.near_far_layer import NearFarAttention
+from lln.near_far.layer import NearFarAttention
 from lln.state import LLNState
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lln.attention import lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching.matcher import MomentMatcher
-from lln.near_far_state import NearFarState
+from lln.near_far.state import NearFarState
 from lln.state import LLNState
 from lln.torch_weights import arguments_of, load_torchs_names
 
@@ -389,7 +389,7 @@ class LLNEncoderLayer(nn.Module):
 
 
 def _kinds() -> dict[str, type[LLNAttention]]:
-    from lln.near_far_layer import NearFarAttention  # which is made of this file's layers
+    from lln.near_far.layer import NearFarAttention  # which is made of this file's layers
 
     return {"lln": LLNAttention, "lln_diag": LLNDiagAttention, "lln_near_far": NearFarAttention}
 

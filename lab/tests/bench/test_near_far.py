@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from lln.hf import LayerShape, LLNParameters
-from lln.near_far_fit import near_far_parts
+from lln.near_far.fit import near_far_parts
 from lln_lab.bench import near_far, near_far_suspects, near_far_terms
 from lln_lab.bench.attention_of import attention_of
 from lln_lab.bench.near_far_terms_plot import draw

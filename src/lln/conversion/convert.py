@@ -4,7 +4,7 @@ The model runs on a few batches, as it is, and is watched. Each place that compu
 gets
 
     1. alpha, beta and the mean key of each head, matched to its queries and keys
-    2. four weights a head, by least squares to softmax's own output                        (`lln.near_far_fit`)
+    2. four weights a head, by least squares to softmax's own output                        (`lln.near_far.fit`)
 
 From then on the calls go to a linear attention. Whatever cannot be replaced stays softmax, and the report says why.
 """
@@ -25,7 +25,7 @@ from lln.conversion.pooled_statistics import PooledStatistics
 from lln.conversion.sites import Site, watching
 from lln.conversion.torch_attention import open_up, put
 from lln.matching import match_statistics, shape_for_attention
-from lln.near_far_fit import NearFarFit, near_far_parts
+from lln.near_far.fit import NearFarFit, near_far_parts
 
 NAME = "lln_sites"  # the attribute of a converted module that holds its sites
 

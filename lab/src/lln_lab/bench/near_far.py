@@ -22,7 +22,7 @@ from lln.hf.conversion.pretrained import is_causal, load
 from lln.hf.conversion.text_file import TextFile
 from lln.hf.options import NEAR_FAR, options_of
 from lln.near_far import NEUTRAL
-from lln.near_far_fit import NearFarFit
+from lln.near_far.fit import NearFarFit
 from lln.ops.near_far import WEIGHTS
 from lln.results import write_result
 from lln_lab.bench.token_losses import TokenLosses

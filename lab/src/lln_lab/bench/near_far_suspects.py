@@ -21,7 +21,7 @@ from torch import Tensor
 from lln.hf.conversion.convert import convert
 from lln.hf.conversion.pretrained import load
 from lln.hf.conversion.text_file import TextFile
-from lln.near_far_fit import NearFarFit
+from lln.near_far.fit import NearFarFit
 from lln.ops.near_far.mass import excess
 from lln.results import write_result
 from lln_lab.bench.attention_of import attention_of
@@ -82,7 +82,7 @@ class Scene:
         return (kernel @ self.v) / kernel.sum(dim=-1, keepdim=True).clamp(min=1e-30)
 
     def parts(self, mass: str, moments: str) -> tuple[Tensor, Tensor]:
-        """As `lln.near_far_fit.near_far_parts`: (1 - m) near, (H, N, D), and what the weights multiply, (H, N, D, 4)."""
+        """As `lln.near_far.fit.near_far_parts`: (1 - m) near, (H, N, D), and what the weights multiply, (H, N, D, 4)."""
         keys = self.far if moments == "far" else self.seen
         share_of_each = keys / keys.sum(dim=-1, keepdim=True).clamp(min=1)
         centred = self.k - self.k.mean(dim=1, keepdim=True)

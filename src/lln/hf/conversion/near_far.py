@@ -1,6 +1,6 @@
 """Converting to near-far attention: the four weights of each head in closed form, in one pass with softmax running.
 
-Each text of the calibration data is a fold of the cross-validation that chooses what a head uses (`lln.near_far_fit`); packed
+Each text of the calibration data is a fold of the cross-validation that chooses what a head uses (`lln.near_far.fit`); packed
 texts of a batch are one fold together.
 """
 
@@ -14,7 +14,7 @@ from lln.hf.attention.call import Call, in_one_row, rows_that_count
 from lln.hf.conversion.batches import run_through
 from lln.hf.conversion.watching import watching
 from lln.hf.options import LLNOptions
-from lln.near_far_fit import NearFarFit, near_far_parts
+from lln.near_far.fit import NearFarFit, near_far_parts
 
 
 def fit_weights(model: Any, batches: list, options: LLNOptions) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lln.attention import Scale, _broadcast, _check_blocks, _edges, _Scales
 from lln.matching import match_moments
-from lln.near_far_state import NearFarState
+from lln.near_far.state import NearFarState
 from lln.observers import UNWATCHED, observers, watched
 from lln.ops.backends import AUTO
 from lln.ops.checks import refuse_unknown
@@ -97,7 +97,7 @@ def near_far_attention(
         q, k, v: (B, Hq, N, D), (B, Hk, N, D), (B, Hk, N, Dv), Hq a multiple of Hk. Arithmetic is in float32 at least.
         alpha, beta, feature_bias: of LLN, as in `lln_attention`. alpha, beta None: matched to softmax about the mean key; if
             feature_bias is None too, the mean key is subtracted. Causal attention must be given alpha and beta.
-        weights: near, LLN, mean and slope, (4,) or (Hq, 4) or (B, Hq, 4); `lln.near_far_fit` finds them in closed form. None:
+        weights: near, LLN, mean and slope, (4,) or (Hq, 4) or (B, Hq, 4); `lln.near_far.fit` finds them in closed form. None:
             (0, 1/2, 1/2, 1/2).
         block_size, neighbours, first_tokens: what is near.
         scale: of the softmax, D**-0.5 by default.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lln.dense import near_far_matrix
 from lln.layers import LLNAttention
 from lln.matching.matcher import MomentMatcher
-from lln.near_far import NEUTRAL, near_far_attention
+from lln.near_far.attention import NEUTRAL, near_far_attention
 from lln.ops.near_far import WEIGHTS
 from lln.ops.near_far.op import check_reach
 
@@ -24,7 +24,7 @@ class NearFarAttention(LLNAttention):
     Args beyond `LLNAttention`'s:
         block_size, neighbours, first_tokens: what is near, as in `lln.near_far_attention`.
         weights: near, LLN, mean and slope to start from, for all heads or (num_heads, 4), such as those that
-            `lln.near_far_fit` finds. Default: (0, 1/2, 1/2, 1/2).
+            `lln.near_far.fit` finds. Default: (0, 1/2, 1/2, 1/2).
         learn_weights: False keeps them as they are.
     """
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lln.near_far import NEUTRAL, near_far_attention
-from lln.near_far_fit import CHOICES, RIDGES, NearFarFit, near_far_parts
+from lln.near_far.fit import CHOICES, RIDGES, NearFarFit, near_far_parts
 from lln.ops.near_far import WEIGHTS
 
 RECORD = [0.002672, 0.036765, 0.983715, 0.961796]  # head 2, three seeds, blocks of 16

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lln.near_far import NEUTRAL, operands
+from lln.near_far.attention import NEUTRAL, operands
 from lln.ops.backends import AUTO
 from lln.ops.near_far import WEIGHTS, near_far
 

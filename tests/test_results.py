@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,29 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
 def test_a_command_is_recorded_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/lln", "bench", "zoo", "--small", "", "--name", "a b"])
     assert provenance()["command"] == "lln bench zoo --small '' --name 'a b'"
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("{here}/runs/fig8", "runs/fig8"),
+        ("--out={here}/runs", "--out=runs"),
+        ("/home/me/data/imdb/", "imdb"),
+        ("--data=/home/me/data/imdb", "--data=imdb"),
+        ("../elsewhere/a b.txt", "a b.txt"),
+        ("runs/fig8", "runs/fig8"),
+        ("lln_diag:alpha=2.0,beta=2.0", "lln_diag:alpha=2.0,beta=2.0"),
+        ("...", "..."),
+        ("x = /y", "x = /y"),
+        ("", ""),
+    ],
+)
+def test_a_command_holds_no_folder_of_this_machine(
+    given: str, recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lln", "demo", given.format(here=tmp_path)])
+    assert shlex.split(provenance()["command"]) == ["lln", "demo", recorded]
 
 
 def test_a_module_is_recorded_under_its_name(tmp_path: Path) -> None:

@@ -61,11 +61,29 @@ def _finite(x: Any) -> Any:
 
 
 def _command() -> str:
-    """As it would be typed; a module run by `python -m` under its name."""
+    """As it would be typed, with `lln` for `python -m lln_cli`; paths of this machine are shortened."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name = Path(sys.argv[0]).name
-    program = [name] if spec is None or name == "lln" else ["python", "-m", spec.name.removesuffix(".__main__")]
-    return shlex.join([*program, *sys.argv[1:]])
+    module = spec.name.removesuffix(".__main__") if spec is not None else ""
+    if module == "lln_cli":
+        name = "lln"
+    program = [name] if not module or name == "lln" else ["python", "-m", module]
+    return shlex.join([*program, *map(portable, sys.argv[1:])])
+
+
+def portable(argument: str) -> str:
+    """An argument of a command without folders of this machine.
+
+    A path inside the working folder is written relative to it; any other absolute path, and one that starts with "..", is
+    cut to its last name: /home/me/data/imdb becomes imdb. So is the value in --option=value.
+    """
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    path = Path(value)
+    if not path.is_absolute() and path.parts[:1] != ("..",):
+        return argument
+    here, there = Path.cwd(), Path(os.path.abspath(path))
+    short = str(there.relative_to(here)) if there.is_relative_to(here) else there.name
+    return f"{option}{equals}{short}"
 
 
 def _commit() -> str | None:

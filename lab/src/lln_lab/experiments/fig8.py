@@ -44,7 +44,7 @@ PRESETS = {
         size=Size(layers=4, width=128, heads=4, feed_forward=512, length=256, dropout=0.0),
         budget=Budget(
             steps=1000, batch=4, learning_rate=1.5e-3, warmup=100, log_every=20, evaluate_every=250, save_every=250,
-            watch_every=125,
+            watch_every=125, loss_scale_window=10,
         ),
         vocabulary=8192,
         validation_rows=128,

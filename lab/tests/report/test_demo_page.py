@@ -73,11 +73,13 @@ def browser() -> Iterator[Any]:
 
 @needs_browser
 def test_the_page_opens_with_its_news(browser: Any, tmp_path: Path) -> None:
-    write_sample(tmp_path, result(), "demo.json")
-    path = write([tmp_path / "demo.json"], tmp_path / "report.html")
+    found = result()
+    write_sample(tmp_path, {"maps": found.pop("maps")}, "demo.maps.json")
+    write_sample(tmp_path, found | {"maps_beside": "demo.maps.json"}, "demo.json")
+    path = write([tmp_path], tmp_path / "report.html")
     for width, theme in ((1400, "light"), (1400, "dark"), (390, "light"), (390, "dark")):
-        with opened(browser, path, width, theme) as found:  # checks console, requests and overflow
-            page = found.page
+        with opened(browser, path, width, theme) as shown:  # checks console, requests and overflow
+            page = shown.page
             figures = page.locator(".figures li")
             assert figures.count() == 4
             for one in figures.all():

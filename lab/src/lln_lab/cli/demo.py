@@ -23,8 +23,10 @@ def demo(
 
     Takes a few minutes on two cores. If it is interrupted, the same command carries on where it stopped.
     """
+    from lln.results import write_result
     from lln_lab.experiments import demo as experiment
     from lln_lab.report import write
+    from lln_lab.report.collect import MAPS
 
     settings = replace(experiment.shortened(experiment.Settings(), steps, seeds), longest=longest)
     console = Console()
@@ -36,6 +38,7 @@ def demo(
 
         found = experiment.run(settings, out, watcher, on_measured)
         watcher.progress.update(timing, total=watcher.progress.tasks[timing].completed)
-    written = finish("demo", out, found, experiment.draw, console)
+    maps = write_result(out / f"demo{MAPS}", {"maps": found.pop("maps")})
+    written = finish("demo", out, found | {"maps_beside": maps.name}, experiment.draw, console)
     page = write([written], out / "report.html", "Linear Log-Normal attention: the demo")
     console.print(f"[bold]report[/] {page.resolve()}", highlight=False, soft_wrap=True)

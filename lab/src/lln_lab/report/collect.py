@@ -19,6 +19,8 @@ NOT_RESULTS = {
     "trainer_state.json", "vocab.json",
 }  # fmt: skip
 
+MAPS = ".maps.json"  # attention maps of a result, in a file of their own because of their size
+
 
 @dataclass(frozen=True)
 class Result:
@@ -80,7 +82,7 @@ def _files(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*.json"), key=lambda file: natural(str(file))):
         folders = file.relative_to(path).parts[:-1]
         hidden = any(folder.startswith((".", "checkpoint-")) for folder in folders)
-        if file.is_file() and not hidden and file.name not in NOT_RESULTS:
+        if file.is_file() and not hidden and file.name not in NOT_RESULTS and not file.name.endswith(MAPS):
             yield file
 
 
@@ -93,5 +95,8 @@ def _take(file: Path, name: str, found: Collection) -> None:
     if not isinstance(data, dict) or not isinstance(data.get("provenance"), dict):
         found.notices.append(f"{name} was left out: it has no provenance, so it is not a result")
         return
+    maps = file.with_suffix(MAPS)
+    if data.get("maps_beside") == maps.name and maps.is_file():
+        data["maps"] = json.loads(maps.read_text(encoding="utf-8"))["maps"]
     picture = file.with_suffix(".png")
     found.results.append(Result(name, file, data, picture if picture.is_file() else None))

@@ -57,6 +57,11 @@ def widened(x: Operands) -> Operands:
 
 
 def check(subject: Subject, x: Operands) -> None:
+    check_by(lambda y: compute(subject, y).out, x)
+
+
+def check_by(compute_it: Any, x: Operands) -> None:
+    """Whatever computes it: outputs and gradients by the rule of the contract."""
     names = [n for n in near_far.differentiable if getattr(x, n) is not None]
     upstream = torch.randn(*x.q.shape[:3], x.v.shape[3], dtype=torch.float64)
 
@@ -66,7 +71,7 @@ def check(subject: Subject, x: Operands) -> None:
         gradients = torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), materialize_grads=True)
         return [out.detach(), *gradients]
 
-    actual = results(lambda y: compute(subject, y).out, x)
+    actual = results(compute_it, x)
     true = results(lambda y: near_far(y, "oracle").out, widened(x))
     one_way = results(lambda y: oracle.literally(y, x.alpha.dtype).to(x.q.dtype), x)
     other_way = results(lambda y: oracle.literally(features_reversed(y), x.alpha.dtype).to(x.q.dtype), x)

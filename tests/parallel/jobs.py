@@ -12,10 +12,11 @@ import lln.parallel
 from lln.ops.blocks import blocks
 from lln.ops.diag import diag
 from lln.ops.lln import attention as lln_operation
+from lln.ops.near_far import near_far
 from lln.ops.stretches import held_by, own_boundaries
 from lln.parallel.context import processes_of
 
-OPERATIONS = {"attention": lln_operation, "blocks": blocks, "diag": diag}
+OPERATIONS = {"attention": lln_operation, "blocks": blocks, "diag": diag, "near_far": near_far}
 _kept: dict[str, Any] = {}
 
 
@@ -102,7 +103,7 @@ def refused(group: Any, payload: None) -> None:
     with lln.parallel.context_parallel(group):
         for call in (
             lambda: lln_matrix(x, x, torch.ones(1), torch.ones(1)),
-            lambda: near_far_attention(x, x, x),
+            lambda: near_far_attention(x, x, x, 1.0, 1.0, is_causal=True, return_state=True),
             lambda: attention("softmax")(x, x, x),
             lambda: lln.match_moments(x, x, method="instance"),
         ):

@@ -12,11 +12,13 @@ from lln.observers import UNWATCHED, observers, watched
 from lln.ops.backends import AUTO
 from lln.ops.checks import refuse_unknown
 from lln.ops.lln.op import compute_dtype
+from lln.ops.moments import Operands as MomentOperands
+from lln.ops.moments import moments
 from lln.ops.near_far import WEIGHTS, Operands, near_far
 from lln.ops.near_far.continued import Past, continue_near_far
 from lln.ops.near_far.op import check_reach
 from lln.ops.operation import under_autocast
-from lln.ops.stretches import refuse_stretches
+from lln.ops.stretches import over_group, own_boundaries, refuse_stretches
 
 NEUTRAL = (0.0, 0.5, 0.5, 0.5)  # far is the mean of LLN and of the first order of softmax; near as softmax has it
 
@@ -41,6 +43,7 @@ def near_far_attention(
     state: NearFarState | None = None,
     return_state: Literal[False] = False,
     backend: str = AUTO,
+    group: Any = None,
 ) -> Tensor: ...
 @overload
 def near_far_attention(
@@ -62,6 +65,7 @@ def near_far_attention(
     state: NearFarState | None = None,
     return_state: Literal[True],
     backend: str = AUTO,
+    group: Any = None,
 ) -> tuple[Tensor, NearFarState]: ...
 def near_far_attention(
     q: Tensor,
@@ -82,6 +86,7 @@ def near_far_attention(
     state: NearFarState | None = None,
     return_state: bool = False,
     backend: str = AUTO,
+    group: Any = None,
     **refused: Any,
 ) -> Tensor | tuple[Tensor, NearFarState]:
     """Softmax over the near keys, moments of the far ones, in time and memory linear in the length:
@@ -105,12 +110,16 @@ def near_far_attention(
         state, return_state: the past of causal attention, as in `lln_attention`; they take backend='auto': pieces are
             computed by plain torch, a single token without gradients by the fastest.
         backend: 'auto' picks the fastest that takes these tensors.
+        group: as in `lln_attention`; over several processes there are no states, and plain torch computes.
 
     Returns:
         (B, Hq, N, Dv) in the dtype of q; zeros for rows without any key. With return_state, a pair.
     """
+    if group is not None:
+        return over_group(near_far_attention, locals())
     refuse_unknown(refused)
     if state is not None or return_state:
+        refuse_stretches("near_far_attention with a state")
         _check_state_use(is_causal, cu_seqlens, backend)
     x = operands(
         q, k, v, alpha, beta, weights=weights, block_size=block_size, neighbours=neighbours, first_tokens=first_tokens,
@@ -146,8 +155,9 @@ def operands(
     state: NearFarState | None = None,
 ) -> Operands:
     """The arguments of `near_far_attention`, checked, as the operation takes them."""
-    refuse_stretches("near_far_attention")
     q, k, v = under_autocast(q, k, v)
+    if cu_seqlens is not None:
+        cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     check_reach(neighbours, first_tokens)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
@@ -210,18 +220,8 @@ def _scales(
 
 def _mean_key(k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """Of each sequence, (S, Hk, D), without gradient, as all statistics."""
-    k = k.detach().double() if k.device.type != "mps" else k.detach().float()
-    if cu_seqlens is not None:
-        lengths = cu_seqlens.diff().to(k.device)
-        sequence = torch.repeat_interleave(
-            torch.arange(lengths.shape[0], device=k.device), lengths, output_size=k.shape[2]
-        )
-        summed = k.new_zeros(lengths.shape[0], k.shape[1], k.shape[3]).index_add(0, sequence, k[0].transpose(0, 1))
-        return summed / lengths.clamp(min=1)[:, None, None]
-    if key_mask is None:
-        return k.mean(dim=2)
-    counts = key_mask[:, None, :, None]
-    return torch.where(counts, k, 0.0).sum(dim=2) / counts.sum(dim=2).clamp(min=1)
+    sums = moments(MomentOperands(k.detach(), key_mask, _edges(cu_seqlens, k)))
+    return sums.total / sums.count.clamp(min=1)[:, None, None]
 
 
 def _weights(weights: Tensor | None, q: Tensor) -> Tensor:

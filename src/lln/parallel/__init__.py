@@ -9,6 +9,7 @@ from lln.parallel.diag import diag_over
 from lln.parallel.gradients import sum_gradients
 from lln.parallel.heads import split_heads
 from lln.parallel.matching import FORMS
+from lln.parallel.near_far import near_far_over
 from lln.parallel.open_blocks import continue_blocks_over
 from lln.parallel.packed import own_boundaries
 
@@ -16,6 +17,7 @@ stretches.register("attention", attention_over)
 stretches.register("blocks", blocks_over)
 stretches.register("open blocks", continue_blocks_over)
 stretches.register("diag", diag_over)
+stretches.register("near_far", near_far_over)
 stretches.register("boundaries", own_boundaries)
 stretches.register("mask of the whole", mask_of_the_whole)
 for _name, _form in FORMS.items():

@@ -92,32 +92,41 @@ class Rows(NamedTuple):
     counts: Tensor
 
 
+Wanted = list[tuple[int, int]]  # from where to where, in global positions, one after the other
+
+
 def exchange(processes: Processes, own: Rows, cuts: tuple[int, ...], needs: list[Need]) -> tuple[Rows, Rows]:
     """The rows before and after this stretch that it needs."""
+    wanted = [
+        [(start - need.before, start), (stop, stop + need.after)]
+        for need, (start, stop) in zip(needs, pairwise(cuts), strict=True)
+    ]
+    came, before = fetch(processes, own, cuts, wanted), needs[processes.rank].before
+    left = Rows(came.k[:, :, :before], came.v[:, :, :before], came.counts[:, :before])
+    return left, Rows(came.k[:, :, before:], came.v[:, :, before:], came.counts[:, before:])
+
+
+def fetch(processes: Processes, own: Rows, cuts: tuple[int, ...], wanted: list[Wanted]) -> Rows:
+    """The rows that this process wants of the others; `wanted` is what each wants, outside of its own stretch."""
     k, v, counts = own
     flat = torch.cat([k.movedim(2, 0).flatten(1), v.movedim(2, 0).flatten(1), counts.mT.to(k.dtype)], dim=1)
-    sent = [_wanted_of(processes.rank, cuts, rank, needs) for rank in range(processes.size)]
-    received = [_wanted_of(rank, cuts, processes.rank, needs) for rank in range(processes.size)]
+    sent = [_places(processes.rank, cuts, wanted[rank]) for rank in range(processes.size)]
+    received = [_places(rank, cuts, wanted[processes.rank]) for rank in range(processes.size)]
     flat = _Send.apply(flat, processes, sent, received)
     widths = [k.shape[0] * k.shape[1] * k.shape[3], v.shape[0] * v.shape[1] * v.shape[3], k.shape[0]]
     keys, values, mask = flat.split(widths, dim=1)
-    came = (
+    return Rows(
         keys.unflatten(1, (k.shape[0], k.shape[1], k.shape[3])).movedim(0, 2),
         values.unflatten(1, (v.shape[0], v.shape[1], v.shape[3])).movedim(0, 2),
         mask.mT > 0,
     )
-    before = needs[processes.rank].before
-    left = Rows(came[0][:, :, :before], came[1][:, :, :before], came[2][:, :before])
-    return left, Rows(came[0][:, :, before:], came[1][:, :, before:], came[2][:, before:])
 
 
-def _wanted_of(owner: int, cuts: tuple[int, ...], reader: int, needs: list[Need]) -> list[slice]:
-    """Which rows of `owner`, by their place in its stretch, `reader` needs."""
-    start, stop = cuts[reader], cuts[reader + 1]
-    need, first, last = needs[reader], cuts[owner], cuts[owner + 1]
-    wanted = [(start - need.before, start), (stop, stop + need.after)]
+def _places(owner: int, cuts: tuple[int, ...], wanted: Wanted) -> list[slice]:
+    """Which rows of `owner` are wanted, by their place in its stretch."""
+    first, last = cuts[owner], cuts[owner + 1]
     overlaps = [(max(a, first) - first, min(b, last) - first) for a, b in wanted]
-    return [slice(a, b) for a, b in overlaps if b > a and owner != reader]
+    return [slice(a, b) for a, b in overlaps if b > a]
 
 
 class _Send(torch.autograd.Function):

@@ -88,6 +88,10 @@ class Moments(NamedTuple):
     def or_else(self, condition: Tensor, other: "Moments") -> "Moments":
         return Moments(*(torch.where(_as(condition, a), a, b) for a, b in zip(self, other, strict=True)))
 
+    def wide(self) -> "Moments":
+        """With sums in the dtype in which they are merged."""
+        return Moments(*(t if name == "maximum" else wide(t) for name, t in zip(self._fields, self, strict=True)))
+
     def to(self, dtype: torch.dtype) -> "Moments":
         return Moments(*(t.to(dtype) for t in self))
 
@@ -110,6 +114,18 @@ def merged(a: Moments, b: Moments) -> Moments:
         a.summed * kept[..., None] + b.summed * moved[..., None],
         a.normaliser * kept + b.normaliser * moved,
     )
+
+
+def together(moments: Moments) -> Moments:
+    """(B, Hk, blocks, ...) as (B, Hk, ...): the moments of all blocks, merged in pairs, pairs of pairs and so on."""
+    while (blocks := moments.total.shape[2]) > 1:
+        half = blocks // 2
+        one, other, rest = (
+            Moments(*(t[:, :, a:b] for t in moments)) for a, b in ((0, half), (half, 2 * half), (2 * half, blocks))
+        )
+        pairs = merged(one.wide(), other)
+        moments = Moments(*(torch.cat(t, dim=2) for t in zip(pairs, rest.wide(), strict=True)))
+    return moments.at(0)
 
 
 def stacked(moments: list[Moments]) -> Moments:

@@ -18,7 +18,7 @@ from lln.ops.backends import Backend
 from lln.ops.lln.chunked.tiles import laid_out, wide
 from lln.ops.near_far import step
 from lln.ops.near_far.layout import Layout
-from lln.ops.near_far.moments import Moments, merged, stacked
+from lln.ops.near_far.moments import Moments, merged, stacked, together
 from lln.ops.near_far.op import Operands, Results, near_far
 from lln.ops.near_far.rows import Near, Scales, mixed, softmax
 from lln.ops.near_far.step import near_far_step
@@ -36,13 +36,21 @@ def forward(x: Operands) -> Results:
     return Results(laid_out(out if layout.slots is None else layout.slots.gather(out), x.q))
 
 
-def run(layout: Layout, start: Moments, keep: Tensor | None = None) -> tuple[Tensor, Moments]:
-    """The output of every row of every block, (B, Hq, blocks * block, Dv), and the far moments of block `keep` (B,).
+def run(
+    layout: Layout,
+    start: Moments,
+    keep: Tensor | None = None,
+    *,
+    end: Moments | None = None,
+    blocks: tuple[int, int] | None = None,
+) -> tuple[Tensor, Moments]:
+    """The output of every row of `blocks` (all), (B, Hq, blocks * block, Dv), and the far moments of block `keep` (B,).
 
-    `start`: the moments of the far keys of the first block, as far as they come before it.
+    `start`: the moments of the far keys of the first block, as far as they come before it; `end`: of those of the last block,
+    as far as they come after it (none).
     """
-    pieces = list(stretches(layout))
-    ends = _suffixes(layout, pieces)
+    pieces = list(stretches(layout, blocks))
+    ends = _suffixes(layout, pieces, end)
     prefix, rows, kept = start, [], start
     for (first, last), suffix in zip(pieces, ends, strict=True):
 
@@ -56,10 +64,23 @@ def run(layout: Layout, start: Moments, keep: Tensor | None = None) -> tuple[Ten
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=2), kept
 
 
-def stretches(layout: Layout) -> Iterator[tuple[int, int]]:
+def stretches(layout: Layout, blocks: tuple[int, int] | None = None) -> Iterator[tuple[int, int]]:
     step = max(1, ROWS_AT_ONCE // layout.x.block_size)
-    for first in range(0, layout.blocks, step):
-        yield first, min(first + step, layout.blocks)
+    start, stop = (0, layout.blocks) if blocks is None else blocks
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def moments_of(layout: Layout, blocks: tuple[int, int]) -> Moments:
+    """The moments of the keys of these blocks, first tokens left out, (B, Hk, ...)."""
+    total = Moments.of_nothing(layout.x.k, layout.x.v, layout.dtype)
+    for first, last in stretches(layout, blocks):
+
+        def further(total: Moments, first: int = first, last: int = last) -> Moments:
+            return merged(total, together(_block_moments(layout, first, last)))
+
+        total = _recomputed(further, total)
+    return total
 
 
 def _stretch(
@@ -192,15 +213,15 @@ def _next_prefix(layout: Layout, prefix: Moments, before: Moments, block: int, f
     return merged(prefix, added)
 
 
-def _suffixes(layout: Layout, pieces: list[tuple[int, int]]) -> list[Moments | None]:
+def _suffixes(layout: Layout, pieces: list[tuple[int, int]], end: Moments | None) -> list[Moments | None]:
     """For each stretch, the moments of the far keys after its last block."""
     if layout.x.is_causal:
         return [None] * len(pieces)
-    suffix = Moments.of_nothing(layout.x.k, layout.x.v, layout.dtype)
+    suffix = Moments.of_nothing(layout.x.k, layout.x.v, layout.dtype) if end is None else end
     found: list[Moments | None] = []
     for first, last in reversed(pieces):
         found.append(suffix)
-        if first > 0:
+        if first > pieces[0][0]:
 
             def earlier(suffix: Moments, first: int = first, last: int = last) -> Moments:
                 return _walk_back(layout, first, last, suffix)[1]

@@ -58,7 +58,7 @@ def check_against(found: list[dict[str, Tensor]], expected: dict[str, Tensor]) -
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("function", ["lln_attention", "lln_diag_attention"])
+@pytest.mark.parametrize("function", ["lln_attention", "lln_diag_attention", "near_far_attention"])
 @pytest.mark.parametrize("kind", ["plain", "left padding", "packed"])
 def test_alpha_and_beta_are_matched_to_the_whole(pool: Pool, function: str, size: int, kind: str) -> None:
     tokens = 130

@@ -1,8 +1,8 @@
 """Moments of far keys, of several stretches, merged: what near-far attention exchanges besides rows.
 
 A line is a run of positions whose blocks count from one origin: samples of a batch whose first key is at the same place, or
-a packed sequence. For every line that it has a part of, a process sends two sets of moments (`lln.ops.near_far.moments`); causal,
-the first one:
+a packed sequence. For every line that it has a part of, a process sends two sets of moments (`lln.ops.near_far.moments`);
+causal, the first one:
 
     of the keys from where its own far past ends to where that of the next process does
     of the keys from where the far future of the process before begins to where its own does

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from lln_lab.experiments.evidence import missing
-from lln_lab.experiments.grid import mean_and_spread
-from lln_lab.experiments.verdict import Verdict, judged, no_worse
+from lln_lab.experiments.pairs import on_a_par
+from lln_lab.experiments.verdict import Verdict
 
 KEY = "inverse_loss_scale"
+POWERS_ALIKE = 0.5  # the scale moves by powers of two; half of one is taken for none
 
 
 def settled(result: dict[str, Any]) -> float | None:
@@ -39,13 +39,15 @@ def table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def no_larger(
     results: Sequence[dict[str, Any]], task: str, label: str, other: str, claim: str, learner: str, larger: bool = False
 ) -> list[Verdict]:
-    """Whether `label` settles no higher than `other`, or (`larger`) higher, by the spread over seeds."""
-    found = {name: [settled(r) for r in results if r["label"] == name] for name in (label, other)}
-    values = {name: [x for x in own if x is not None] for name, own in found.items()}
-    if not all(values.values()):
+    """Whether `label` settles no higher than `other`, or (`larger`) higher, seed by seed."""
+    noted = {name: [settled(r) for r in results if r["label"] == name] for name in (label, other)}
+    late = {name: [x for x in own if x is not None] for name, own in noted.items()}
+    if not all(late.values()):
         return []
-    (mean, spread), (mean_other, spread_other) = (mean_and_spread(own) for own in values.values())
-    margin = max(spread, spread_other)
-    gap = mean_other - mean + margin if larger else mean - mean_other - margin
-    numbers = f"inverse loss scale in the second half: 2^{mean:.1f} of {label} and 2^{mean_other:.1f} of {other}"
-    return [judged(claim, no_worse(gap, 0.0), numbers, missing(results, task, [label, other], learner))]
+    of_label, of_other = (fmean(own) for own in late.values())
+    numbers = f"inverse loss scale in the second half: 2^{of_label:.1f} of {label} and 2^{of_other:.1f} of {other}"
+
+    def measure(result: dict[str, Any]) -> float:
+        return (settled(result) or 0.0) * (1 if larger else -1)
+
+    return on_a_par(results, task, label, other, measure, claim, numbers, ".1f", POWERS_ALIKE, larger, learner)

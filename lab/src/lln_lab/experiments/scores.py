@@ -7,9 +7,11 @@ import numpy
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from lln_lab.experiments import pairs
-from lln_lab.experiments.evidence import METRICS, missing
+from lln_lab.experiments.evidence import METRICS
 from lln_lab.experiments.grid import mean_and_spread
-from lln_lab.experiments.verdict import Verdict, judged, no_worse
+from lln_lab.experiments.verdict import Verdict
+
+POINT = 1.0  # a difference below one point of a hundred is taken for none
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
@@ -33,6 +35,11 @@ def percent(values: Sequence[float]) -> str:
 def score_of(result: dict[str, Any]) -> float:
     """The one score of a classification run."""
     return float(next(value for name, value in result["evaluation"].items() if name in METRICS))
+
+
+def points(result: dict[str, Any]) -> float:
+    """The score in points of a hundred."""
+    return 100 * score_of(result)
 
 
 def table(
@@ -62,23 +69,18 @@ def label_of(results: Sequence[dict[str, Any]], attention: str) -> str:
 def against(
     results: Sequence[dict[str, Any]], task: str, claim: str, other: str = "softmax", ahead: bool = False
 ) -> list[Verdict]:
-    """LLN+Diag against another method on a task: no worse than the spread over seeds, or (`ahead`) better by it."""
+    """LLN+Diag against another method on a task: no worse by more than a point, or (`ahead`) better."""
     other = label_of(results, other)
-    runs = {
-        label: [score_of(r) for r in results if r["task"] == task and r["label"] == label]
-        for label in ("lln_diag", other)
-    }
+    own = [r for r in results if r["task"] == task]
+    runs = {label: [score_of(r) for r in own if r["label"] == label] for label in ("lln_diag", other)}
     if not all(runs.values()):
         return []
-    (mean, spread), (mean_other, spread_other) = (mean_and_spread(values) for values in runs.values())
-    margin = max(spread, spread_other)
-    gap = mean_other - mean + (margin if ahead else -margin)
     numbers = f"{percent(runs['lln_diag'])} against {percent(runs[other])} of {other}"
-    return [judged(claim, no_worse(gap, 0.0), numbers, missing(results, task, list(runs)))]
+    return pairs.on_a_par(own, task, "lln_diag", other, points, claim, numbers, ".1f", POINT, ahead)
 
 
 def ahead_of_linear(results: Sequence[dict[str, Any]], task: str) -> list[Verdict]:
     """LLN+Diag against the other linear members on a task, in points."""
     own = [r for r in results if r["task"] == task]
     claim = f"LLN+Diag is ahead of the other linear attentions on {task}"
-    return pairs.ahead_of_linear(own, task, lambda r: 100 * score_of(r), claim)
+    return pairs.ahead_of_linear(own, task, points, claim)

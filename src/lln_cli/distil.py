@@ -40,6 +40,9 @@ def distil(
     low_rank: Annotated[
         int, typer.Option(min=0, help="Rank of low-rank updates to the projections (peft); 0: none.")
     ] = 0,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bfloat16: faster end to end where the processor has such products.")
+    ] = "float32",
     texts: Annotated[int, typer.Option(min=1, help="Long texts, and as many short ones, to train on.")] = 960,
     test_texts: Annotated[int, typer.Option(min=3, help="Long texts, and as many short ones, to measure on.")] = 48,
     max_length: MaxLength = 512,
@@ -68,7 +71,7 @@ def distil(
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, steps=steps,
         end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
-        low_rank=low_rank or None, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
+        low_rank=low_rank or None, precision=precision, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
         batch_size=batch_size, block_size=block_size, layer_texts=layer_texts, classify=classify, threads=threads,
         seed=seed, attention=attention, neighbours=neighbours, first_tokens=first_tokens,
     )  # fmt: skip

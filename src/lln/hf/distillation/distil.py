@@ -20,7 +20,7 @@ from lln.hf.distillation.low_rank import LowRank
 from lln.hf.distillation.maps import KINDS, converted_modules, fold, make_room, put_back
 from lln.hf.distillation.plan import END_TO_END, STAGES, split
 from lln.hf.distillation.progress import progress_bar
-from lln.hf.distillation.train import Training
+from lln.hf.distillation.train import PRECISIONS, Training
 from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions
 
@@ -39,6 +39,7 @@ def distil(
     learn: Iterable[str] = LEARNABLE,
     maps: str | None = "auto",
     low_rank: int | None = None,
+    precision: str = "float32",
     end_to_end_steps: int | None = None,
     end_to_end_lr: float | None = None,
     max_length: int = 512,
@@ -65,6 +66,8 @@ def distil(
         attention, which takes no free ones, and else 'free'.
     low_rank: also learn updates of this rank of the attention's own projections, end to end, and add them to the weights
         (needs peft). `unload` then gives softmax with the changed weights.
+    precision: 'bfloat16' runs the model under autocast end to end, which is faster where the processor has such products; the
+        teacher, the layers and what learns stay as they are.
     group, passes: what the teacher does on `group` batches is kept in memory and gone through `passes` times, end to end
         half as often.
     checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have. The
@@ -80,6 +83,8 @@ def distil(
     }
     if maps == "auto":
         maps = "folded" if model.config._attn_implementation == NEAR_FAR else "free"
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
     learn = _check(model, whole, {"lr": lr, "end_to_end_lr": end_to_end_lr}, stage, learn, maps)
     stages = split(steps, stage, end_to_end_steps)
     batches = batches_of(data, model, tokenizer, max_length, batch_size)
@@ -99,7 +104,7 @@ def distil(
     rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
     settings = {
         "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
-        "passes": passes, "seed": seed, "low_rank": low_rank,
+        "passes": passes, "seed": seed, "low_rank": low_rank, "precision": precision,
         "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
     }  # fmt: skip
     finished = False

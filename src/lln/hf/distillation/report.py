@@ -42,6 +42,7 @@ class Settings:
     neighbours: int = 0
     first_tokens: int = 0
     low_rank: int | None = None
+    precision: str = "float32"
     texts: int = 960
     test_texts: int = 48
     max_length: int = 512
@@ -79,8 +80,8 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     begun = time.perf_counter()
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
-        stage=settings.stage, maps=settings.maps, low_rank=settings.low_rank, checkpoint=settings.out,
-        checkpoint_every=10, seed=settings.seed,
+        stage=settings.stage, maps=settings.maps, low_rank=settings.low_rank, precision=settings.precision,
+        checkpoint=settings.out, checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
     seconds = time.perf_counter() - begun
     on_progress("measuring")  # only now: a run that is interrupted while it trains goes on without doing this again
@@ -95,6 +96,7 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "attention": settings.attention,
         "maps": settings.maps,
         "low_rank": settings.low_rank,
+        "precision": settings.precision,
         "block_size": settings.block_size,
         "neighbours": settings.neighbours,
         "first_tokens": settings.first_tokens,

@@ -25,6 +25,7 @@ from lln.hf.modules import attention_modules
 
 OnStep = Callable[[str, int, list[float]], None]
 BETAS = (0.9, 0.99)
+PRECISIONS = ("float32", "bfloat16")
 
 
 class Training:
@@ -90,7 +91,10 @@ class Training:
             errors = backward_of_layers(shown[plan.member(step)], self.attention)
         else:
             batch, wanted, others = shown[plan.member(step)]
-            loss = end_to_end_loss(self.model, self._wanted(batch) if wanted is None else wanted, batch, others)
+            wanted = self._wanted(batch) if wanted is None else wanted
+            low = self.settings["precision"] == "bfloat16"
+            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=low):
+                loss = end_to_end_loss(self.model, wanted, batch, others)
             loss.backward()  # type: ignore[no-untyped-call]
             errors = [float(loss.detach())]
         optimizer.step()

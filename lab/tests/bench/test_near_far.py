@@ -18,7 +18,7 @@ from lln.near_far.fit import near_far_parts
 from lln_lab.bench import near_far, near_far_suspects, near_far_terms
 from lln_lab.bench.attention_of import attention_of
 from lln_lab.bench.near_far_terms_plot import draw
-from lln_lab.bench.token_losses import STRETCH, interval
+from lln_lab.bench.token_losses import STRETCH, interval, parts
 from lln_lab.experiments.figure import save
 
 SIZE: dict[str, Any] = {
@@ -153,3 +153,11 @@ def test_the_slope_is_most_of_the_output_of_gaussian_inputs(encoder: Path, texts
         assert row["error"]["mean and slope by mass"] < row["error"]["mean by mass"]
     assert len(result["layers"]) == 2
     assert save(draw, result, tmp_path / "terms.png").stat().st_size > 1000
+
+
+def test_losses_are_told_apart_by_position() -> None:
+    of_token = torch.arange(1, 4608)[None]  # the loss of token i of 4,608, token 0 having none
+    assert {name: (int(x.min()), int(x.max())) for name, x in parts(of_token).items()} == {
+        "all": (1, 4607), "from 1,024": (1024, 4607), "from 2,304": (2304, 4607), "from 4,096": (4096, 4607)
+    }  # fmt: skip
+    assert list(parts(of_token[:, :511])) == ["all", "from 256"]

@@ -51,6 +51,22 @@ def test_the_error_falls(family: str, stage: str) -> None:
     assert len(errors) == STEPS and errors[-1] < 0.85 * errors[0], errors
 
 
+@pytest.mark.parametrize("stage", ["layers", "end_to_end"])
+def test_bfloat16_is_for_the_model_end_to_end_and_not_for_its_teacher(stage: str) -> None:
+    model, seen = converted(attention="lln_near_far"), set()
+    model.encoder.layer[0].attention.self.query.register_forward_hook(
+        lambda _, __, out: seen.add((out.dtype, torch.is_grad_enabled()))
+    )
+    distil(model, [inputs("bert")], steps=1, stage=stage, precision="bfloat16", progress=False)
+    assert seen == {(torch.float32, False)} | ({(torch.bfloat16, True)} if stage == "end_to_end" else set())
+    assert all(x.dtype == torch.float32 for x in model.parameters())
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision must be one of 'float32', 'bfloat16', got 'float16'"):
+        distil(converted(), [inputs("bert")], precision="float16", progress=False)
+
+
 @pytest.mark.parametrize("maps", ["free", "folded", None])
 def test_the_model_comes_closer_to_the_original(maps: str | None) -> None:
     original = softmax_model("bert")

@@ -13,6 +13,7 @@ from torch import Tensor
 from lln.hf.conversion.measure import Batch
 
 STRETCH = 64
+FAR_STARTS = (1024, 4096)
 
 
 class TokenLosses:
@@ -56,9 +57,10 @@ def losses(model: Any, batches: list[Batch]) -> Tensor:
 
 
 def parts(x: Tensor) -> dict[str, Tensor]:
-    """All positions, and those of the second half."""
-    half = (x.shape[1] + 1) // 2
-    return {"all": x, f"from {half:,}": x[:, half - 1 :]}
+    """All positions, those of the second half, and those from 1,024 and from 4,096 on, if there are any."""
+    length = x.shape[1] + 1
+    starts = sorted({length // 2, *(start for start in FAR_STARTS if start < length)})
+    return {"all": x} | {f"from {start:,}": x[:, start - 1 :] for start in starts}
 
 
 def perplexity(x: Tensor) -> float:

@@ -41,6 +41,7 @@ class MomentMatcher(nn.Module):
 
     num_heads, num_key_heads, head_dim: as in the attention it serves; num_key_heads=None means num_heads.
     target: "entropy", "variance" or "paper" (`lln.match_moments`).
+    method: how mode "sample" matches, as `lln.match_moments` takes it; "table" is what can be exported.
     subtract_mean_key: also give the feature bias that subtracts the mean key: the sample's own in mode "sample", the
         running one in modes "running" and "learnable".
     momentum: weight of a new batch in the running statistics.
@@ -64,6 +65,7 @@ class MomentMatcher(nn.Module):
         num_key_heads: int | None = None,
         mode: str = "sample",
         target: str = DEFAULT_TARGET,
+        method: str | None = None,
         subtract_mean_key: bool = False,
         momentum: float = 0.1,
         length: int = 1024,
@@ -76,7 +78,9 @@ class MomentMatcher(nn.Module):
         key_heads = num_heads if num_key_heads is None else num_key_heads
         _check(num_heads, key_heads, mode, target, momentum, length, subtract_mean_key, alpha, beta)
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, key_heads, head_dim
-        self.mode, self.target, self.scale = mode, target, scale
+        if method is not None and mode != "sample":
+            raise ValueError(f"method goes with mode 'sample', which matches each sample anew; got mode {mode!r}")
+        self.mode, self.target, self.method, self.scale = mode, target, method, scale
         self.subtract_mean_key, self.momentum, self.length = subtract_mean_key, momentum, length
         self.running: RunningStatistics | None = None
         if mode == "running" or (mode == "learnable" and subtract_mean_key):
@@ -125,7 +129,7 @@ class MomentMatcher(nn.Module):
         dtype = compute_dtype(q.dtype)
         if self.mode == "sample":
             alpha, beta = match_moments(
-                q, k, target=self.target, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=self.scale,
+                q, k, target=self.target, method=self.method, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=self.scale,
                 center_keys=self.subtract_mean_key,
             )  # fmt: skip
             if not self.subtract_mean_key:

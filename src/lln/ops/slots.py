@@ -22,7 +22,7 @@ class Slots(NamedTuple):
     @staticmethod
     def of(position: Tensor, most: int, block_size: int) -> "Slots":
         """Slots for `position` < `most`; negative positions come before the sample's first block."""
-        total = -(-most // block_size) * block_size
+        total = (most + block_size - 1) // block_size * block_size  # not -(-most // size): ONNX divides towards zero
         return Slots(torch.where(position < 0, total, position), total)
 
     def scatter(self, x: Tensor, before: Tensor | None = None) -> Tensor:

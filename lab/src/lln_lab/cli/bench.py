@@ -12,6 +12,7 @@ from lln_lab.cli.bench_near_far import near_far
 from lln_lab.cli.bench_near_far_speed import near_far_speed
 from lln_lab.cli.bench_near_far_suspects import near_far_suspects
 from lln_lab.cli.bench_near_far_terms import near_far_terms
+from lln_lab.cli.bench_onnx import onnx
 from lln_lab.cli.bench_operator import operator
 from lln_lab.cli.bench_parallel import parallel
 from lln_lab.cli.bench_peers import peers
@@ -39,5 +40,6 @@ for _benchmark in (
     parallel,
     start,
     gpu,
+    onnx,
 ):
     app.command()(_benchmark)

@@ -16,6 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from lln.ops import graphs
 from lln.ops.operation import LIBRARY
 
 TARGETS = ("entropy", "variance")
@@ -40,6 +41,8 @@ def calibrated_range(target: str, head_dim: int) -> tuple[float, float]:
 
 def matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim: int) -> Tensor:
     """r = s / T for temperatures t and key counts `keys` of one shape; one opaque step for torch.compile."""
+    if graphs.forms is not None:
+        return differentiable_matched_ratio(t, keys, target, head_dim)
     ratio: Tensor = _matched_ratio_op(t, keys, target, head_dim)
     return ratio
 

@@ -17,9 +17,10 @@ from lln.ops.blocks.continued import continue_blocks
 from lln.ops.blocks.open_block import OpenBlock
 from lln.ops.checks import check_block_size, check_boundaries, check_masks, check_one_length, check_qkv, refuse_unknown
 from lln.ops.diag.both import mixed
+from lln.ops.lln.frames import attention_over_frames, check_frame_size
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
 from lln.ops.operation import under_autocast
-from lln.ops.stretches import over_group, own_boundaries
+from lln.ops.stretches import over_group, own_boundaries, refuse_stretches
 from lln.state import LLNState
 
 Scale = Tensor | float
@@ -36,6 +37,7 @@ def lln_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: Literal[False] = False,
@@ -53,6 +55,7 @@ def lln_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: Literal[True],
@@ -69,6 +72,7 @@ def lln_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: bool = False,
@@ -90,6 +94,8 @@ def lln_attention(
         feature_bias: w, broadcasting to (B, Hq, 1, D). Subtracting a mean key mu from all keys is w = -beta * mu.
         key_mask: (B, Nk) bool, True where the key counts. Masked keys and values may hold anything.
         is_causal: position i attends to positions up to i.
+        frame_size: with is_causal, position i attends to its whole frame of so many positions and to all frames before it, as
+            in video; frames count from the first key that counts, or from where `state` ends.
         cu_seqlens: boundaries 0, n1, n1 + n2, ... of sequences packed into (1, H, total, D).
         state: keys that came before, by their sums: when causal, the past; otherwise a set of keys that every query sees
             beside those given here, of which there may be none (Nk = 0). Gradients flow into it.
@@ -110,11 +116,12 @@ def lln_attention(
     k, v, key_mask = _a_key_at_least(k, v, key_mask, is_causal, state)
     check_qkv(q, k, v)
     _check_masks(q, k, key_mask, is_causal, cu_seqlens)
+    _check_frames(frame_size, is_causal, cu_seqlens, None)
     _check_state_use(cu_seqlens, state, return_state)
     scales = _scales(q, k, v, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, None)
     x = _lln_operands(q, k, v, scales, key_mask, cu_seqlens, is_causal, state, None)
     with watched("attention", x) if observers else UNWATCHED:
-        found = lln_ops.attention(x, backend)
+        found = _attention(x, frame_size, backend)
     if not return_state:
         return found.out
     return found.out, _state(found, scales)
@@ -172,6 +179,7 @@ def lln_diag_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: Literal[False] = False,
@@ -195,6 +203,7 @@ def lln_diag_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: Literal[True],
@@ -217,6 +226,7 @@ def lln_diag_attention(
     feature_bias: Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    frame_size: int | None = None,
     cu_seqlens: Tensor | None = None,
     state: LLNState | None = None,
     return_state: bool = False,
@@ -233,7 +243,8 @@ def lln_diag_attention(
     (B, Hq, N) each row. `scale` is that of the softmax (D**-0.5 by default) and of what is matched. `lln_q` and `lln_k`,
     given together, take the place of q and k in the LLN branch. `branch_transform` acts on each branch before mixing: layers
     use it for dropout, which linear attention cannot apply to weights. A state (causal only) holds LLN's sums and the open
-    block. The other arguments are those of `lln_attention` and `block_diagonal_attention`; Nq must equal Nk.
+    block. With `frame_size`, a multiple of `block_size`, blocks are bidirectional as frames are. The other arguments are those
+    of `lln_attention` and `block_diagonal_attention`; Nq must equal Nk.
     """
     if group is not None:
         return over_group(lln_diag_attention, locals())
@@ -242,6 +253,7 @@ def lln_diag_attention(
     if cu_seqlens is not None:
         cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
+    _check_frames(frame_size, is_causal, cu_seqlens, block_size)
     _check_state_use(cu_seqlens, state, return_state)
     if (state is not None or return_state) and not is_causal:
         raise ValueError(
@@ -249,7 +261,7 @@ def lln_diag_attention(
         )
     far_q, far_k = _far(q, k, lln_q, lln_k)
     scales = _scales(far_q, far_k, v, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, scale)
-    apart = branch_transform is not None or state is not None or return_state
+    apart = branch_transform is not None or state is not None or return_state or frame_size is not None
     x = diag_ops.Operands(
         q, k, v, None if lln_q is None else far_q, None if lln_k is None else far_k,
         scales.alpha, scales.beta, scales.bias, _mixing_weight(mix, q), key_mask, _edges(cu_seqlens, q), block_size,
@@ -259,7 +271,8 @@ def lln_diag_attention(
     with watched("diag" if state is None else "diag_step", x) if observers else UNWATCHED:
         if not apart:
             return diag_ops.diag(x, backend).out
-        past = _lln_operands(far_q, far_k, v, scales, key_mask, cu_seqlens, is_causal, state, block_size)
+        open_blocks = block_size if frame_size is None else None  # at the end of a frame none is open
+        past = _lln_operands(far_q, far_k, v, scales, key_mask, cu_seqlens, is_causal, state, open_blocks)
         start, block = past.start, None if state is None else state.block
         if branch_transform is None and start is not None and block is not None and _is_step(x, start, block):
             step = diag_ops.diag_step(diag_ops.StepOperands.of(x, start, block), backend)
@@ -267,9 +280,11 @@ def lln_diag_attention(
                 step.maximum, step.summed, step.normaliser, past.alpha.detach(), past.beta.detach(), step.block
             )
             return (step.out, after) if return_state else step.out
-        found = lln_ops.attention(past, backend)
+        found = _attention(past, frame_size, backend)
         far = found.out
-        if state is None and not return_state:
+        if frame_size is not None:
+            near = block_ops.blocks(x.blocks._replace(is_causal=False), backend).out
+        elif state is None and not return_state:
             near = block_ops.blocks(x.blocks, backend).out
         else:
             near, block = continue_blocks(
@@ -279,6 +294,10 @@ def lln_diag_attention(
             far, near = branch_transform(far), branch_transform(near)
         out = mixed(near, far, x.weight, q)
     return (out, replace(_state(found, scales), block=block)) if return_state else out
+
+
+def _attention(x: lln_ops.Operands, frame_size: int | None, backend: str) -> lln_ops.Results:
+    return lln_ops.attention(x, backend) if frame_size is None else attention_over_frames(x, frame_size, backend)
 
 
 def _is_step(x: diag_ops.Operands, start: lln_ops.State, block: OpenBlock) -> bool:
@@ -399,6 +418,16 @@ def _check_masks(q: Tensor, k: Tensor, key_mask: Tensor | None, is_causal: bool,
     check_masks(q, k, key_mask, is_causal, cu_seqlens)
     if not torch.compiler.is_compiling():  # reading the boundaries would break the graph; there the operator does it
         check_boundaries(cu_seqlens, k.shape[2])
+
+
+def _check_frames(frame_size: int | None, is_causal: bool, cu_seqlens: Tensor | None, block_size: int | None) -> None:
+    if frame_size is not None:
+        refuse_stretches("frame_size")
+        if observers:
+            raise NotImplementedError(
+                "attention over frames cannot be measured: take the probe off, or leave frame_size out"
+            )
+        check_frame_size(frame_size, is_causal, cu_seqlens, block_size)
 
 
 def _check_state_use(cu_seqlens: Tensor | None, state: LLNState | None, return_state: bool) -> None:

@@ -43,6 +43,7 @@ class LLNAttention(nn.Module):
             it acts on the output of each branch.
         num_key_heads: fewer key and value heads than query heads (grouped queries).
         causal: position i attends to positions up to i; then a state can be carried along.
+        frame_size: with causal, attention inside frames of so many positions is bidirectional (`lln_attention`).
         matching: how alpha and beta are found, a `MomentMatcher` or its mode: 'sample' (statistics of each sample; not when
             causal), 'running', 'fixed' or 'learnable'. Default: 'sample', or 'running' when causal. In the
             cross-attention of a causal decoder take 'running', too: 'sample' looks at all queries, the later ones too.
@@ -71,6 +72,7 @@ class LLNAttention(nn.Module):
         *,
         num_key_heads: int | None = None,
         causal: bool = False,
+        frame_size: int | None = None,
         matching: str | MomentMatcher | None = None,
         matching_options: dict[str, Any] | None = None,
         backend: str = "auto",
@@ -88,6 +90,7 @@ class LLNAttention(nn.Module):
         self.embed_dim, self.num_heads, self.num_key_heads = embed_dim, num_heads, key_heads
         self.head_dim = embed_dim // num_heads
         self.dropout, self.batch_first, self.causal, self.backend = dropout, batch_first, causal, backend
+        self.options = {} if frame_size is None else {"frame_size": frame_size}
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_proj = _Projection(embed_dim, embed_dim, bias=bias, **place)
         self.k_proj = _Projection(kdim or embed_dim, key_heads * self.head_dim, bias=bias, **place)
@@ -167,7 +170,7 @@ class LLNAttention(nn.Module):
         common: dict[str, Any] = {"feature_bias": feature_bias, "key_mask": key_mask}
         out = self._attend(
             q, k, v, alpha, beta, is_causal=self.causal, cu_seqlens=cu_seqlens,
-            state=state, return_state=return_state, backend=self.backend, **common,
+            state=state, return_state=return_state, backend=self.backend, **self.options, **common,
         )  # fmt: skip
         extra: Tensor | LLNState | NearFarState | None = None
         if return_state:
@@ -175,6 +178,8 @@ class LLNAttention(nn.Module):
         if need_weights:
             if cu_seqlens is not None:
                 raise ValueError("the weights of packed sequences are not one matrix: unpack them to look at them")
+            if self.options:
+                raise ValueError("the weights of attention over frames cannot be shown: leave need_weights out")
             weights = self._weights(q, k, alpha, beta, **common)
             weights = weights.mean(dim=1) if average_attn_weights else weights
             extra = weights if batched else weights[0]

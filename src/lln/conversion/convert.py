@@ -6,12 +6,15 @@ gets
     1. alpha, beta and the mean key of each head, matched to its queries and keys
     2. four weights a head, by least squares to softmax's own output                        (`lln.near_far.fit`)
 
-From then on the calls go to a linear attention. Whatever cannot be replaced stays softmax, and the report says why.
+From then on the calls go to a linear attention. A member of the zoo can take its place; those with learned weights start as
+their papers start them, and want training (`lln.conversion.distil`). Whatever cannot be replaced stays softmax, and the report
+says why.
 """
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from lln.conversion.call import AttentionCall
-from lln.conversion.linear_site import LinearSite, Rerouted, SiteOptions
+from lln.conversion.linear_site import NEAR_FAR, AnySite, LinearSite, Rerouted, SiteOptions
 from lln.conversion.parameters import LayerShape
 from lln.conversion.pooled_statistics import PooledStatistics
 from lln.conversion.sites import Site, watching
 from lln.conversion.torch_attention import open_up, put
+from lln.conversion.zoo_site import ZooSite, check_member, why_not
 from lln.matching import match_statistics, shape_for_attention
 from lln.near_far.fit import NearFarFit, near_far_parts
 
 NAME = "lln_sites"  # the attribute of a converted module that holds its sites
+RESTING = "_lln_rests"  # and the one that says that it computes softmax for the time being
 
 
 @dataclass
@@ -51,26 +56,37 @@ def convert(
     model: nn.Module,
     calibrate: Any,
     *,
+    attention: str = NEAR_FAR,
     block_size: int = 64,
     neighbours: int = 0,
     first_tokens: int = 0,
+    options: Mapping[str, Any] | None = None,
     keep_softmax: Iterable[str] = (),
 ) -> Converted:
     """Replace the softmax attention of any torch model by a linear one, in place; the report says what was replaced.
 
     calibrate: batches to watch the model on: an iterable of what it takes (a tensor, a tuple of arguments, or a dictionary of
         named ones), or a function that runs the model. Lengths and masks should be those the model will see.
+    attention: 'lln_near_far', fitted in closed form, or a member of the zoo, such as 'hedgehog' or 'lln_diag'.
     block_size, neighbours, first_tokens: what stays exact, as in `near_far_attention`.
+    options: of a member of the zoo, by name.
     keep_softmax: names of modules to leave as they are.
 
     Attention is found where `scaled_dot_product_attention` or `nn.MultiheadAttention` computes it, in torch's own transformer
     layers as well. Hugging Face models have caches, packed sequences and a config to be saved with: see `lln.hf.convert`.
     """
     _refuse_unsuitable(model)
+    near = {"block_size": block_size, "neighbours": neighbours, "first_tokens": first_tokens}
+    of_site = near if attention == NEAR_FAR else _of_member(attention, options or {}, near)
+    if attention == NEAR_FAR and options:
+        raise ValueError(f"options are of a member of the zoo; {NEAR_FAR} has block_size, neighbours and first_tokens")
     runs = _as_runs(calibrate)
     before, closed = open_up(model)
     try:
         statistics, seen, refused = _watch_statistics(model, runs)
+        if attention != NEAR_FAR:
+            seen = {site: replace(found, **of_site) for site, found in seen.items()}
+            refused |= {site: why for site, found in seen.items() if (why := why_not(found)) is not None}
         report = Converted(kept=closed)
         chosen = _chosen(seen, refused, set(keep_softmax), report)
         if not chosen:
@@ -82,9 +98,13 @@ def convert(
                     or "on the calibration data no module called scaled_dot_product_attention or nn.MultiheadAttention"
                 )
             )
-        near: dict[str, Any] = {"block_size": block_size, "neighbours": neighbours, "first_tokens": first_tokens}
-        sites = {site: _matched(replace(seen[site], **near), statistics[site]) for site in chosen}
-        errors = _fit(model, runs, sites)
+        sites: dict[Site, AnySite]
+        if attention == NEAR_FAR:
+            fitted = {site: _matched(replace(seen[site], **of_site), statistics[site]) for site in chosen}
+            sites, errors = {**fitted}, _fit(model, runs, fitted)
+        else:
+            sites = {site: ZooSite(seen[site]).to(_device(model)) for site in chosen}
+            errors = _measure(model, runs, sites)
     except BaseException:
         _close_again(model, before)
         raise
@@ -106,18 +126,39 @@ def unload(model: nn.Module) -> nn.Module:
     return model
 
 
-def converted_sites(model: nn.Module) -> dict[str, list[LinearSite | None]]:
+def converted_sites(model: nn.Module) -> dict[str, list[AnySite | None]]:
     """The linear attentions of a converted model, by the path of their module and in the order of its calls."""
     found = {}
     for path, module in model.named_modules():
         if hasattr(module, NAME):
-            found[path] = [site if isinstance(site, LinearSite) else None for site in getattr(module, NAME)]
+            found[path] = _own_sites(module)
     return found
+
+
+def _own_sites(module: nn.Module) -> list[AnySite | None]:
+    return [site if isinstance(site, AnySite) else None for site in getattr(module, NAME)]
+
+
+def _of_member(name: str, options: Mapping[str, Any], near: dict[str, int]) -> dict[str, Any]:
+    """What a site of a member has to know; random features are drawn with a seed, so that they can be drawn again."""
+    from lln.zoo import registry
+
+    check_member(name)
+    if near != {"block_size": 64, "neighbours": 0, "first_tokens": 0}:
+        raise ValueError(f"block_size, neighbours and first_tokens are of {NEAR_FAR}; {name} takes options={{...}}")
+    chosen = registry.options(name, **options)
+    seed = {"seed": 0} if getattr(chosen, "seed", 0) is None else {}
+    return {"attention": name, "of_member": {**options, **seed}}
 
 
 def _as_runs(calibrate: Any) -> list[Callable[[nn.Module], Any]]:
     if isinstance(calibrate, (Tensor, Mapping, str)):
-        raise TypeError(f"calibrate must be a list of batches, got one {type(calibrate).__name__}: put it into a list")
+        hint = (
+            f"an attention goes by its name, attention={calibrate!r}"
+            if isinstance(calibrate, str)
+            else "put it into a list"
+        )
+        raise TypeError(f"calibrate must be a list of batches, got one {type(calibrate).__name__}: {hint}")
     if callable(calibrate) and not isinstance(calibrate, Iterable):
         return [calibrate]
     runs = [_as_run(batch) for batch in calibrate]
@@ -155,7 +196,9 @@ def _watch_statistics(
 
     def watch(site: Site, call: AttentionCall, _: Tensor) -> None:
         shape = LayerShape(call.q.shape[1], call.k.shape[1], call.q.shape[3], near_far=True)
-        now = SiteOptions(shape, causal=call.causal, cross=call.cross or seen.get(site, _NOTHING).cross)
+        before = seen.get(site, _NOTHING)
+        longest = max(before.longest or 0, call.q.shape[2], call.k.shape[2])
+        now = SiteOptions(shape, causal=call.causal, cross=call.cross or before.cross, longest=longest)
         if site in seen and (now.shape, now.causal) != (seen[site].shape, seen[site].causal):
             differs[site] = "its heads or its direction change from call to call"
         seen[site] = now
@@ -223,8 +266,23 @@ def _fit(model: nn.Module, runs: list[Callable[[nn.Module], Any]], sites: dict[S
     return errors
 
 
-def _install(model: nn.Module, sites: dict[Site, LinearSite], before: dict[str, Any]) -> None:
-    by_path: dict[str, dict[int, LinearSite]] = {}
+def _measure(model: nn.Module, runs: list[Callable[[nn.Module], Any]], sites: dict[Site, AnySite]) -> dict[Site, float]:
+    """The error of each site's output, over the output's power."""
+    sums: dict[Site, list[float]] = {}
+
+    def watch(at: Site, call: AttentionCall, out: Tensor) -> None:
+        if at in sites:
+            found = call.shaped(sites[at].attend(call))
+            now = (float((found - out).square().sum()), float(out.square().sum()))
+            sums[at] = [a + b for a, b in zip(sums.get(at, (0.0, 0.0)), now, strict=True)]
+
+    with watching(model, watch):
+        _run_all(model, runs)
+    return {at: error / max(power, 1e-30) for at, (error, power) in sums.items()}
+
+
+def _install(model: nn.Module, sites: dict[Site, AnySite], before: dict[str, Any]) -> None:
+    by_path: dict[str, dict[int, AnySite]] = {}
     for site, linear in sites.items():
         by_path.setdefault(site.path, {})[site.number] = linear
     for path, own in by_path.items():
@@ -232,16 +290,34 @@ def _install(model: nn.Module, sites: dict[Site, LinearSite], before: dict[str, 
     model.__dict__["_lln_before"] = before
 
 
-def install(module: nn.Module, path: str, sites: list[LinearSite | None]) -> None:
+def install(module: nn.Module, path: str, sites: list[AnySite | None]) -> None:
     """Give a module its sites, and a forward pass whose attention goes through them."""
     module.register_module(NAME, nn.ModuleList([nn.Identity() if site is None else site for site in sites]))
     module.forward = types.MethodType(functools.partial(_forward, path), module)  # type: ignore[method-assign]
 
 
 def _forward(path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    own = [site if isinstance(site, LinearSite) else None for site in getattr(module, NAME)]
-    with Rerouted(path, own):
+    if module.__dict__.get(RESTING):
         return type(module).forward(module, *args, **kwargs)
+    with Rerouted(path, _own_sites(module)):
+        return type(module).forward(module, *args, **kwargs)
+
+
+@contextmanager
+def softmax_again(model: nn.Module) -> Iterator[None]:
+    """Inside, a converted model computes softmax, as before its conversion."""
+    modules = [module for module in model.modules() if hasattr(module, NAME)]
+    for module in modules:
+        module.__dict__[RESTING] = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.__dict__[RESTING]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((x.device for x in model.parameters()), torch.device("cpu"))
 
 
 def _close_again(model: nn.Module, before: Mapping[str, nn.Module]) -> None:

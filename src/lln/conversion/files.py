@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from lln.conversion.convert import NAME, converted_sites, install
-from lln.conversion.linear_site import LinearSite, SiteOptions
+from lln.conversion.linear_site import SiteOptions
 from lln.conversion.torch_attention import open_up
+from lln.conversion.zoo_site import make_site
 from lln.writing import whole
 
-FORMAT, VERSION = "lln-conversion", 1
+FORMAT, VERSION = "lln-conversion", 2
+READ = (1, 2)  # version 1 knew near-far attention alone
 
 
 def description(model: nn.Module) -> dict[str, Any]:
@@ -33,9 +35,9 @@ def description(model: nn.Module) -> dict[str, Any]:
 
 def rebuild(model: nn.Module, described: dict[str, Any]) -> nn.Module:
     """A softmax model with the sites of a converted one, ready for that one's `load_state_dict`; in place, returned."""
-    if described.get("format") != FORMAT or described.get("version") != VERSION:
+    if described.get("format") != FORMAT or described.get("version") not in READ:
         raise ValueError(
-            f"this release reads format {FORMAT!r}, version {VERSION}; got {described.get('format')!r}, version "
+            f"this release reads format {FORMAT!r}, versions {READ[0]} to {READ[-1]}; got {described.get('format')!r}, version "
             f"{described.get('version')!r}"
         )
     if converted_sites(model):
@@ -47,7 +49,7 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> nn.Module:
     before, _ = open_up(model)
     for path, own in described["sites"].items():
         module = model.get_submodule(path)
-        sites = [None if options is None else LinearSite(SiteOptions.from_dict(options)) for options in own]
+        sites = [None if options is None else make_site(SiteOptions.from_dict(options)) for options in own]
         like = next(module.parameters(), None)
         install(module, path, [site if site is None or like is None else site.to(like.device) for site in sites])
     model.__dict__["_lln_before"] = before

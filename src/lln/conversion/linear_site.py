@@ -4,9 +4,10 @@ Queries and keys of one sequence go through near-far attention (docs/near-far.md
 through LLN alone (eq. 8).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -16,6 +17,8 @@ from lln.conversion.call import AttentionCall, CannotReplace, read_call, sdpa_ar
 from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.conversion.sites import SDPA
 from lln.near_far import near_far_attention
+
+NEAR_FAR = "lln_near_far"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class SiteOptions:
     first_tokens: int = 0
     causal: bool = False
     cross: bool = False
+    attention: str = NEAR_FAR  # or a member of the zoo
+    of_member: dict[str, Any] = field(default_factory=dict)  # its options
+    longest: int | None = None  # the longest input, for members that have weights for every position
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,20 +43,18 @@ class SiteOptions:
         return SiteOptions(**{**given, "shape": LayerShape(**given["shape"])})
 
 
-class LinearSite(nn.Module):
+class AnySite(nn.Module):
     """Answers the calls of one site; called as `scaled_dot_product_attention` is."""
 
     def __init__(self, options: SiteOptions) -> None:
         super().__init__()
         self.options = options
-        self.parameters_of_heads = LLNParameters(options.shape)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         given = sdpa_arguments(*args, **kwargs)
         query: Tensor = given["query"]
-        if (
-            not query.is_cpu
-        ):  # looking at a mask would wait for the device: it is what it was when the model was watched
+        # A mask is what it was when the model was watched, where looking at it would wait for a device or break a graph.
+        if not query.is_cpu or torch.compiler.is_compiling():
             call = read_call(**{**given, "is_causal": self.options.causal}, look=False)
         else:
             call = read_call(**given)
@@ -58,22 +62,11 @@ class LinearSite(nn.Module):
 
     def attend(self, call: AttentionCall) -> Tensor:
         self._check(call)
-        own = self.parameters_of_heads
-        alpha, beta, bias = own.for_attention(call.q.dtype if call.q.dtype.itemsize > 4 else own.alpha.dtype)
-        if self.options.cross:
-            out = lln_attention(call.q, call.k, call.v, alpha, beta, feature_bias=bias, key_mask=call.key_mask)
-        else:
-            out = near_far_attention(
-                call.q, call.k, call.v, alpha, beta, weights=own.weights, feature_bias=bias, key_mask=call.key_mask,
-                is_causal=call.causal, scale=call.scale, **self.near,
-            )  # fmt: skip
+        out = self._attend(call)
         return F.dropout(out, call.dropout) if call.dropout > 0 else out
 
-    @property
-    def near(self) -> dict[str, Any]:
-        """What is near, as `near_far_attention` takes it."""
-        o = self.options
-        return {"block_size": o.block_size, "neighbours": o.neighbours, "first_tokens": o.first_tokens}
+    def _attend(self, call: AttentionCall) -> Tensor:
+        raise NotImplementedError
 
     def _check(self, call: AttentionCall) -> None:
         shape = self.options.shape
@@ -91,10 +84,34 @@ class LinearSite(nn.Module):
             )
 
 
+class LinearSite(AnySite):
+    """Near-far attention, with parameters of its own for each head."""
+
+    def __init__(self, options: SiteOptions) -> None:
+        super().__init__(options)
+        self.parameters_of_heads = LLNParameters(options.shape)
+
+    def _attend(self, call: AttentionCall) -> Tensor:
+        own = self.parameters_of_heads
+        alpha, beta, bias = own.for_attention(call.q.dtype if call.q.dtype.itemsize > 4 else own.alpha.dtype)
+        if self.options.cross:
+            return lln_attention(call.q, call.k, call.v, alpha, beta, feature_bias=bias, key_mask=call.key_mask)
+        return near_far_attention(
+            call.q, call.k, call.v, alpha, beta, weights=own.weights, feature_bias=bias, key_mask=call.key_mask,
+            is_causal=call.causal, scale=call.scale, **self.near,
+        )  # fmt: skip
+
+    @property
+    def near(self) -> dict[str, Any]:
+        """What is near, as `near_far_attention` takes it."""
+        o = self.options
+        return {"block_size": o.block_size, "neighbours": o.neighbours, "first_tokens": o.first_tokens}
+
+
 class Rerouted(TorchFunctionMode):
     """Inside, the calls of `scaled_dot_product_attention` go to the sites, in order; None leaves a call as it is."""
 
-    def __init__(self, place: str, sites: list[LinearSite | None]) -> None:
+    def __init__(self, place: str, sites: list[AnySite | None]) -> None:
         super().__init__()
         self.place, self.sites, self.number = place, sites, 0
 

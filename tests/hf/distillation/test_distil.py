@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from lln.conversion.plan import Plan
 from lln.hf import convert, unload
 from lln.hf.distillation.distil import distil
 from lln.hf.distillation.maps import make_room
-from lln.hf.distillation.plan import Plan
 from tests.hf.models import inputs, make, output
 
 STEPS = 24

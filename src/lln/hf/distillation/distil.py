@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln.conversion.plan import END_TO_END, STAGES, split
 from lln.hf.conversion.batches import batches_of
 from lln.hf.distillation.checkpoint import fingerprint
 from lln.hf.distillation.low_rank import LowRank
 from lln.hf.distillation.maps import KINDS, converted_modules, fold, make_room, put_back
-from lln.hf.distillation.plan import END_TO_END, STAGES, split
 from lln.hf.distillation.progress import progress_bar
 from lln.hf.distillation.train import PRECISIONS, Training
 from lln.hf.modules import Model, attention_modules

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lln.conversion.plan import split
 from lln.hf.attention.call import rows_that_count
 from lln.hf.attention.functions import attend
 from lln.hf.conversion.closeness import Closeness
@@ -20,7 +21,6 @@ from lln.hf.distillation.distil import distil
 from lln.hf.distillation.layer_by_layer import first_token_weight, layer_by_layer
 from lln.hf.distillation.losses import capture_layers, relative_error
 from lln.hf.distillation.maps import converted_modules
-from lln.hf.distillation.plan import split
 from lln.hf.options import LLNOptions
 from lln.measuring.timing import interleaved
 

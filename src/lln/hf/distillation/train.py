@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lln.conversion.plan import LAYERS, Plan
 from lln.hf.conversion.watching import watching
 from lln.hf.distillation.checkpoint import load_checkpoint, save_checkpoint
 from lln.hf.distillation.losses import (
@@ -20,7 +21,6 @@ from lln.hf.distillation.losses import (
     without_labels,
 )
 from lln.hf.distillation.low_rank import LowRank
-from lln.hf.distillation.plan import LAYERS, Plan
 from lln.hf.modules import attention_modules
 
 OnStep = Callable[[str, int, list[float]], None]

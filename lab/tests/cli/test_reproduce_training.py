@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "length": (*TWO, *FEW, "--lengths", "256,512"),
     "sensitivity": ("--attention", "lln", "--attention", "lln:alpha=1.0,beta=2.0", *FEW),
     "gaussian": FEW,
+    "causal-lm": ("--attention", "softmax", "--attention", "near_far", *FEW),
 }
 TASKS = {"table1": {"sst2", "qnli", "mnli", "qqp"}, "table5": {"text", "listops", "retrieval", "pathfinder", "image"}}
 
@@ -48,7 +49,17 @@ def test_a_command_runs_from_end_to_end_on_embedded_data(command: str, tmp_path:
         assert {run["task"] for run in found["runs"]} == TASKS[command]
     counts = [run["parameters"] for run in found["runs"] if run["task"] == found["runs"][0]["task"]]
     assert max(counts) <= 1.01 * min(counts), "compared models should have the same number of weights within 1 %"
-    if found["experiment"] in ("fig8", "table3", "fig9", "fig10", "fig10b", "length", "sensitivity", "gaussian"):
+    if found["experiment"] in (
+        "fig8",
+        "table3",
+        "fig9",
+        "fig10",
+        "fig10b",
+        "length",
+        "sensitivity",
+        "gaussian",
+        "causal_lm",
+    ):
         assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -68,6 +79,7 @@ def test_everything_in_one_command_ends_with_the_report(tmp_path: Path) -> None:
         "length",
         "sensitivity",
         "gaussian",
+        "causal_lm",
     }
     assert written >= trained | {"fig1", "fig2", "fig5", "fig6", "fig7"}
 
@@ -87,6 +99,11 @@ def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> 
 )
 def test_a_wrong_attention_is_refused_with_what_fits(attention: str, told: str, tmp_path: Path) -> None:
     assert told in invoke("reproduce", "table3", "--attention", attention, "--out", str(tmp_path), expected=2)
+
+
+def test_a_causal_language_model_refuses_an_attention_without_a_causal_form(tmp_path: Path) -> None:
+    text = invoke("reproduce", "causal-lm", "--attention", "nystromformer", "--out", str(tmp_path), expected=2)
+    assert "nystromformer cannot be trained here" in text
 
 
 def test_wrong_lengths_are_refused_with_what_fits(tmp_path: Path) -> None:

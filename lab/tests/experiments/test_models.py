@@ -7,7 +7,13 @@ from torch import Tensor, nn
 from lln.zoo import card, names
 from lln_lab.experiments import lra
 from lln_lab.experiments.contestants import Contestant
-from lln_lab.experiments.models.roberta import LongClassifier, MaskedLanguageModel, Size, configuration
+from lln_lab.experiments.models.roberta import (
+    CausalLanguageModel,
+    LongClassifier,
+    MaskedLanguageModel,
+    Size,
+    configuration,
+)
 from lln_lab.experiments.models.vit import ImageClassifier
 from lln_lab.experiments.models.vit import Size as VitSize
 
@@ -85,3 +91,16 @@ def test_a_feed_forward_of_another_width_begins_as_vit_has_it() -> None:
     assert mlp.fc1.out_features != VitSize().feed_forward, "linformer has weights of its own, so its MLP is narrower"
     assert float(mlp.fc1.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
     assert not mlp.fc1.bias.any() and not mlp.fc2.bias.any()
+
+
+@pytest.mark.parametrize("name", [name for name in names() if card(name).causal])
+def test_a_causal_language_model_sees_no_later_token(name: str) -> None:
+    torch.manual_seed(0)
+    model = CausalLanguageModel(SIZE, 20, name).eval()
+    ids, _ = batch(1, 64)
+    other = ids.clone()
+    other[0, 40] = (other[0, 40] + 1) % 18 + 1
+    with torch.no_grad():
+        first, second = model.logits(ids), model.logits(other)
+    torch.testing.assert_close(first[:, :40], second[:, :40], rtol=0, atol=1e-5)  # TNN's Fourier transforms round
+    assert (first[:, 40:] - second[:, 40:]).abs().max() > 1e-2

@@ -13,6 +13,7 @@ SHARED = {
     "table4": "lra",
     "table5": "lra",
     "sensitivity": "lra",
+    "causal-lm": "fig8",
 }  # commands that take another's preset
 
 

@@ -150,6 +150,19 @@ def gaussian(choice: Choice) -> None:
     _run("gaussian", choice, experiment, settings)
 
 
+def causal_lm(choice: Choice, *, tokenizer: TokenizerOption = None) -> None:
+    """Open question: a causal language model from scratch, with softmax, LLN and others."""
+    from lln_lab.experiments import causal_lm as experiment
+
+    _run(
+        "causal_lm",
+        choice,
+        experiment,
+        choice.settings(experiment.PRESETS, experiment.CONTESTANTS),
+        tokenizer=tokenizer,
+    )
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "fig8": fig8,
     "table1": table1,
@@ -162,6 +175,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "length": length,
     "sensitivity": sensitivity,
     "gaussian": gaussian,
+    "causal-lm": causal_lm,
 }
 for _name, _function in COMMANDS.items():
     app.command(_name)(training_command(_function))
@@ -226,6 +240,7 @@ def everything(choice: Choice) -> None:
     length(replace(choice.under("length"), data=None))  # generated
     sensitivity(replace(choice.under("sensitivity"), attention=None))
     gaussian(choice.under("gaussian"))
+    causal_lm(replace(choice.under("causal_lm"), attention=None))  # not every attention has a causal form
     if not choice.check:
         typer.echo(f"report {write([out], out / 'report.html')}")
 

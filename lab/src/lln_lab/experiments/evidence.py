@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lln_lab import data
 from lln_lab.experiments.grid import mean_and_spread
+from lln_lab.experiments.training.run import LANGUAGE
 
 FEWEST_SEEDS = 3
 NATS = 0.5
@@ -65,7 +66,7 @@ def _learning(results: Sequence[Mapping[str, Any]], task: str, learner: str) -> 
     guess = results[0].get("data", {}).get("guessing")
     if guess is None:
         return [f"it was not noted what guessing reaches, so whether {learner} has learned is not known"]
-    if task == "mlm":
+    if task in LANGUAGE:
         reached, needed = mean_and_spread([r["evaluation"]["loss"] for r in results])[0], guess - NATS
         if math.isnan(reached) or reached > needed:
             told = f"a loss of {reached:.3f} where {needed:.3f} is asked for, {NATS} below guessing by frequency"

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from tokenizers import ByteLevelBPETokenizer
+from torch import Tensor
 
 from lln_lab import data
 from lln_lab.experiments import curves, loss_scale
@@ -79,21 +81,13 @@ def run(
     look: tuple[int, Look] | None = None,
 ) -> dict[str, Any]:
     """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
-    corpus = data.load("wikitext", source=source)
-    texts = _texts(corpus.train)
-    with processes().main_process_first():  # one trains the tokenizer, the others read it
-        bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
-    training = windows(texts, bpe, settings.size.length)
-    held_out = windows(_texts(corpus.validation), bpe, settings.size.length)
-    held_out = held_out[: settings.validation_rows]
-    masking, record = Masking(bpe), data_record(corpus)
-    record["tokens"] = {"train": training.numel(), "validation": held_out.numel(), "vocabulary": masking.vocabulary}
-    record["guessing"] = by_frequency(training, held_out, masking.vocabulary)
+    bpe, training, held_out, record = corpus(settings, folder, source, tokenizer)
+    masking = Masking(bpe)
 
     def job(contestant: Contestant, seed: int) -> Job:
         described = Run(
-            "mlm", contestant.name, seed, settings.budget, contestant.label, contestant.options,
-            asdict(settings.size), record,
+            "mlm", contestant.name, seed, contestant.budget(settings.budget), contestant.label, contestant.options,
+            asdict(settings.size), record, contestant.steps is not None,
         )  # fmt: skip
 
         def build() -> MaskedLanguageModel:
@@ -108,7 +102,7 @@ def run(
 
         return Job(described, start)
 
-    jobs = [job(contestant, seed) for contestant, seed in lineup(settings.contestants, settings.seeds)]
+    jobs = [job(contestant, seed) for contestant, seed in lineup(settings.contestants, settings.seeds, own_steps=True)]
     results = run_all(jobs, folder, watcher)
     found = {
         "experiment": "fig8",
@@ -119,6 +113,22 @@ def run(
         "tables": [table(results), *([scales] if (scales := loss_scale.table(results))["rows"] else [])],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
+
+
+def corpus(
+    settings: Settings, folder: Path, source: str | None, tokenizer: Path | None
+) -> tuple[ByteLevelBPETokenizer, Tensor, Tensor, dict[str, Any]]:
+    """The tokenizer, windows of the training text and of the held-out text, and what a result says of them."""
+    found = data.load("wikitext", source=source)
+    texts = _texts(found.train)
+    with processes().main_process_first():  # one trains the tokenizer, the others read it
+        bpe = tokenizer_of(texts, folder / "tokenizer", settings.vocabulary, tokenizer)
+    training = windows(texts, bpe, settings.size.length)
+    held_out = windows(_texts(found.validation), bpe, settings.size.length)[: settings.validation_rows]
+    vocabulary = bpe.get_vocab_size()
+    counts = {"train": training.numel(), "validation": held_out.numel(), "vocabulary": vocabulary}
+    guessing = by_frequency(training, held_out, vocabulary)
+    return bpe, training, held_out, {**data_record(found), "tokens": counts, "guessing": guessing}
 
 
 def planned(settings: Settings) -> list[Planned]:
@@ -157,7 +167,7 @@ def table(results: list[dict[str, Any]]) -> dict[str, Any]:
     rows = []
     for label, losses in by_label(results, "loss").items():
         own = [r for r in results if r["label"] == label]
-        gained = gains(results, label, "softmax", _minus_loss)
+        gained = gains(results, label, "softmax", minus_loss)
         mean, spread = mean_and_spread(losses)
         norms = gradient_norms(own)
         steps = [r["seconds_per_step"] for r in own if r["seconds_per_step"]]
@@ -212,13 +222,13 @@ def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
         if name in losses:
             numbers = f"validation loss {losses[name][0]:.3f} against {losses['softmax'][0]:.3f} of softmax"
             claim = f"the loss of {name} follows softmax's (A.8.1)"
-            found += on_a_par(results, "mlm", name, "softmax", _minus_loss, claim, numbers, ".3f", NATS_ALIKE)
+            found += on_a_par(results, "mlm", name, "softmax", minus_loss, claim, numbers, ".3f", NATS_ALIKE)
     for name in ("lln", "lln_diag"):
         found += gradient_verdicts(results, name)
         claim = f"the inverse loss scale of {name} does not exceed softmax's (A.8.1, Figure 8b)"
         found += loss_scale.no_larger(results, "mlm", name, "softmax", claim, "softmax")
     return found + ahead_of_linear(
-        results, "mlm", _minus_loss, "LLN+Diag is ahead of the other linear attentions", ".3f"
+        results, "mlm", minus_loss, "LLN+Diag is ahead of the other linear attentions", ".3f"
     )
 
 
@@ -239,7 +249,8 @@ def gradient_verdicts(results: list[dict[str, Any]], name: str) -> list[Verdict]
     )  # fmt: skip
 
 
-def _minus_loss(result: dict[str, Any]) -> float:
+def minus_loss(result: dict[str, Any]) -> float:
+    """Of a run: more is better."""
     return -float(result["evaluation"]["loss"])
 
 

@@ -17,6 +17,7 @@ from lln.writing import whole
 from lln_lab import data
 from lln_lab.data.task import spread
 from lln_lab.experiments import (
+    causal_lm,
     fig1,
     fig2,
     fig5,
@@ -39,6 +40,7 @@ Found = dict[str, Any]
 FIGURES: dict[int, Any] = {1: fig1, 2: fig2, 5: fig5, 6: fig6, 7: fig7}
 OF_RUNS: dict[str, Callable[[list[Found]], list[Verdict]]] = {
     "fig8": fig8.verdicts,
+    "causal_lm": causal_lm.verdicts,
     "table1": table1.verdicts,
     "table3": table3.verdicts,
     "fig9": fig9.verdicts,

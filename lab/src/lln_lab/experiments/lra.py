@@ -109,7 +109,7 @@ def run(
     for task in settings.tasks:
         rows = load(task, settings, source)
         records.append({**data_record(rows), "guessing": most_frequent(rows.validation)})
-        entries = lineup(settings.contestants, settings.seeds)
+        entries = lineup(settings.contestants, settings.seeds, own_steps=True)
         jobs += [job(task, rows, records[-1], contestant, seed, settings) for contestant, seed in entries]
     results = run_all(jobs, folder, watcher)
     found = {
@@ -174,11 +174,11 @@ def job(
     task: str, rows: data.TaskData, record: dict[str, Any], contestant: Contestant, seed: int, settings: Settings
 ) -> Job:
     length = settings.lengths[task]
-    budget = budget_of(settings, task)
+    budget = contestant.budget(budget_of(settings, task))
     size = replace(settings.size, length=length)
     described = Run(
         task, contestant.name, seed, budget, contestant.label, contestant.options,
-        {**asdict(size), "normalise": settings.normalise, "head": settings.head}, record,
+        {**asdict(size), "normalise": settings.normalise, "head": settings.head}, record, contestant.steps is not None,
     )  # fmt: skip
 
     def build() -> nn.Module:
@@ -222,12 +222,19 @@ def tables(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         times = [run["seconds_per_step"] for run in runs if run["seconds_per_step"]]
         return round(min(times), 3) if times else None
 
+    def minutes(runs: list[dict[str, Any]]) -> float | None:
+        times = [run["cpu_seconds_per_step"] * run["steps"] for run in runs if run.get("cpu_seconds_per_step")]
+        return round(min(times) / 60, 1) if times else None
+
     def megabytes(runs: list[dict[str, Any]]) -> float:
         return round(runs[0]["saved_bytes"] / 2**20, 1)
 
     time = scores.table(results, "Seconds per step", "The median of a run's steps; the fastest seed.", fastest)
     memory = scores.table(results, "Megabytes kept for the backward pass", "Counted, one step.", megabytes)
-    return [{**score, "paper": PAPER_SCORES}, {**time, "paper": PAPER_COSTS}, memory]
+    whole = scores.table(
+        results, "Processor minutes of a run", "The median step times the steps; the fastest seed.", minutes
+    )
+    return [{**score, "paper": PAPER_SCORES}, {**time, "paper": PAPER_COSTS}, memory, whole]
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:

@@ -19,6 +19,7 @@ NAMES = (
     "length",
     "sensitivity",
     "gaussian",
+    "causal_lm",
 )
 # Results of one experiment that would have one heading, told apart.
 SUBTITLES = {

@@ -1,4 +1,4 @@
-"""RoBERTa with any member of the zoo: masked language model, classifiers of sequences and of long ones, and a finder.
+"""RoBERTa with any member of the zoo: masked and causal language models, classifiers, and a finder.
 
 Layers, learned positions and initialisation are transformers' own; only the attention differs. RoBERTa has its norms after
 the residuals; models of long sequences have them before (RoBERTa-PreLayerNorm), which small models from scratch need.
@@ -65,7 +65,11 @@ def configuration(size: Size, vocabulary: int, padding: int = PADDING, kind: Any
 
 
 def use_attention(
-    model: RobertaModel | RobertaPreLayerNormModel, name: str, options: dict[str, Any], length: int
+    model: RobertaModel | RobertaPreLayerNormModel,
+    name: str,
+    options: dict[str, Any],
+    length: int,
+    is_causal: bool = False,
 ) -> None:
     """Put the member into every layer, and match the number of weights by the feed-forward width."""
     config = model.config
@@ -77,9 +81,11 @@ def use_attention(
     for number, member in enumerate(made):
         _initialise(member, config.initializer_range)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        mixing = Residual(member, config.hidden_dropout_prob, **{norm_at: norm})
+        mixing = Residual(member, config.hidden_dropout_prob, **{norm_at: norm}, is_causal=is_causal)
         if registry.card(name).replaces_feed_forward:  # such a member brings its own norms before its parts
-            model.encoder.layer[number] = WholeLayer(Residual(member) if norm_at == "before" else mixing)
+            model.encoder.layer[number] = WholeLayer(
+                Residual(member, is_causal=is_causal) if norm_at == "before" else mixing
+            )
             continue
         layer = model.encoder.layer[number]
         layer.attention = AttentionOfLayer(mixing)
@@ -116,6 +122,26 @@ class MaskedLanguageModel(RobertaForMaskedLM):
         logits = self.lm_head(hidden[chosen])
         loss: Any = F.cross_entropy(logits.float(), labels[chosen])
         return MaskedLMOutput(loss=loss, logits=logits)
+
+
+class CausalLanguageModel(nn.Module):
+    """Predicts every token from those before it, with norms before the residuals and the embedding as the output layer."""
+
+    def __init__(self, size: Size, vocabulary: int, name: str, options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        config = configuration(size, vocabulary, kind=RobertaPreLayerNormConfig)
+        self.decoder = RobertaPreLayerNormModel(config, add_pooling_layer=False)
+        use_attention(self.decoder, name, options or {}, _length(config), is_causal=True)
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """(B, N, vocabulary): what follows each token."""
+        hidden = self.decoder(input_ids).last_hidden_state
+        return F.linear(hidden, self.decoder.embeddings.word_embeddings.weight)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """labels[i] is the token at i: position i - 1 is asked for it."""
+        logits = self.logits(input_ids[:, :-1])
+        return {"loss": F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())}
 
 
 class SequenceClassifier(RobertaForSequenceClassification):

@@ -21,15 +21,17 @@ class Residual(nn.Module):
         dropout: float = 0.0,
         before: nn.Module | None = None,
         after: nn.Module | None = None,
+        is_causal: bool = False,
     ) -> None:
         super().__init__()
         self.member = member
+        self.is_causal = is_causal
         self.dropout = nn.Dropout(dropout)
         self.before = nn.Identity() if before is None else before
         self.after = nn.Identity() if after is None else after
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mixed: Tensor = self.after(x + self.dropout(self.member(self.before(x), mask)))
+        mixed: Tensor = self.after(x + self.dropout(self.member(self.before(x), mask, self.is_causal)))
         return mixed
 
 

@@ -33,6 +33,7 @@ from lln_lab.experiments.training.trainer import BudgetTrainer
 from lln_lab.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
 
 RESULT, CONFIG = "result.json", "config.json"
+LANGUAGE = ("mlm", "causal_lm")  # judged by their loss alone: logits over a vocabulary are not kept
 WATCHED = ("softmax", "lln", "lln_diag", "block_diagonal")  # what a probe sees of others is a part, not their attention
 Metrics = Callable[[Any], dict[str, float]]
 
@@ -49,11 +50,13 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)  # of the zoo member
     model: dict[str, Any] = field(default_factory=dict)  # sizes
     data: dict[str, Any] = field(default_factory=dict)  # name, source, rows, files with their checksums
+    own_steps: bool = False  # the budget is this contestant's alone: its folder says so
 
     @property
     def name(self) -> str:
         """The run's folder."""
         marks = [self.task.replace("/", "-"), self.attention, *(f"{k}={v}" for k, v in sorted(self.options.items()))]
+        marks += [f"steps={self.budget.steps}"] if self.own_steps else []
         return "_".join([*marks, f"seed{self.seed}"])
 
 
@@ -132,6 +135,7 @@ def _train(
         "parameters": count_parameters(model),
         "steps": run.budget.steps,
         "seconds_per_step": statistics.median(times.clock) if times.clock else None,
+        "cpu_seconds_per_step": statistics.median(times.processor) if times.processor else None,
         "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "history": [_entry(x) for x in trainer.state.log_history if "train_runtime" not in x],
         "evaluation": evaluation,
@@ -176,7 +180,7 @@ def _arguments(run: Run, folder: Path) -> TrainingArguments:
         log_level="error",
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
-        prediction_loss_only=run.task == "mlm",
+        prediction_loss_only=run.task in LANGUAGE,
     )
 
 

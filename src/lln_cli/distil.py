@@ -37,6 +37,10 @@ def distil(
     lr: Annotated[float, typer.Option(help="Learning rate layer by layer; a quarter of it end to end.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
     maps: Annotated[str, typer.Option(help="free, folded, none, or auto: what the attention takes.")] = "auto",
+    learn: Annotated[
+        list[str] | None,
+        typer.Option(help="Only alpha, beta, feature_bias, mix, weights, maps, or nothing; may be repeated."),
+    ] = None,
     low_rank: Annotated[
         int, typer.Option(min=0, help="Rank of low-rank updates to the projections (peft); 0: none.")
     ] = 0,
@@ -71,9 +75,10 @@ def distil(
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, steps=steps,
         end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
-        low_rank=low_rank or None, precision=precision, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
-        batch_size=batch_size, block_size=block_size, layer_texts=layer_texts, classify=classify, threads=threads,
-        seed=seed, attention=attention, neighbours=neighbours, first_tokens=first_tokens,
+        learn=_learn(learn), low_rank=low_rank or None, precision=precision, texts=texts, test_texts=test_texts,
+        max_length=max_length, join=join, batch_size=batch_size, block_size=block_size, layer_texts=layer_texts,
+        classify=classify, threads=threads, seed=seed, attention=attention, neighbours=neighbours,
+        first_tokens=first_tokens,
     )  # fmt: skip
     found = report.run(settings, console.print)
     path = write_result(result or out / "distil.json", found, seed)
@@ -83,6 +88,14 @@ def distil(
         path = write_result(path, found, seed)
     _print(console, found)
     console.print(f"written: {path} (all figures); the model is in {out}", soft_wrap=True)
+
+
+def _learn(given: list[str] | None) -> tuple[str, ...]:
+    from lln.hf.distillation.distil import LEARNABLE
+
+    if not given:
+        return LEARNABLE
+    return () if given == ["nothing"] else tuple(given)
 
 
 def _print(console: Console, found: dict[str, Any]) -> None:

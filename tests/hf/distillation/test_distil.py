@@ -208,6 +208,8 @@ def test_every_batch_is_seen_once_an_epoch_and_each_pass() -> None:
         ({"stage": "all"}, "stage must be one of"),
         ({"maps": "tied"}, "maps must be 'auto', 'free', 'folded' or None"),
         ({"learn": ["gamma"]}, "learn must name some of"),
+        ({"learn": []}, "learn must name some of"),
+        ({"learn": [], "low_rank": 2}, "low_rank alone has nothing to learn layer by layer"),
         ({"steps": 1}, "of 1, 0 would be end to end"),
         ({"end_to_end_steps": 300}, "of 300, 300 would be end to end"),
     ],

@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 from lln.hf.distillation.distil import distil
 from lln.hf.distillation.low_rank import LowRank
-from tests.hf.distillation.test_distil import batches, converted
+from tests.hf.distillation.test_distil import batches, converted, parameters
 from tests.hf.models import inputs, output
 
 RANK = 2
@@ -47,6 +47,14 @@ def test_the_projections_change_by_no_more_than_the_rank(family: str) -> None:
         assert torch.equal(after[name], x) == (name not in changed), name
         if name in changed:
             assert torch.linalg.matrix_rank(after[name] - x, rtol=1e-3) <= RANK
+
+
+def test_updates_can_be_all_that_learns() -> None:
+    model = converted()
+    before, own = projections(model), parameters(model)
+    distil(model, batches(), **OPTIONS, stage="end_to_end", learn=())
+    assert all(torch.equal(x.expand_as(parameters(model)[name]), parameters(model)[name]) for name, x in own.items())
+    assert not any(torch.equal(x, projections(model)[name]) for name, x in before.items())
 
 
 def test_updates_bring_the_model_closer_than_it_comes_without(tmp_path: Path) -> None:

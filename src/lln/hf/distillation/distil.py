@@ -60,7 +60,8 @@ def distil(
     steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
     stage: 'layers', 'end_to_end' or 'both'.
-    learn: what learns, out of alpha, beta, feature_bias, mix (LLN+Diag), weights (near-far) and maps.
+    learn: what learns, out of alpha, beta, feature_bias, mix (LLN+Diag), weights (near-far) and maps; beside `low_rank` it
+        may be nothing.
     maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
         nothing (where the projections allow it: docs/distil.md); None leaves maps out. 'auto' is 'folded' for near-far
         attention, which takes no free ones, and else 'free'.
@@ -163,8 +164,10 @@ def _check(
         raise ValueError("near-far attention sees one q and k in all its parts: its maps are 'folded', or None")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)
     unknown = [name for name in chosen if name not in LEARNABLE]
-    if unknown or not chosen:
+    if unknown or not (chosen or whole["low_rank"]):
         raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
+    if not chosen and stage != "end_to_end":
+        raise ValueError(f"low_rank alone has nothing to learn layer by layer: stage must be 'end_to_end', got {stage!r}")
     if maps is None and chosen == ("maps",):
         raise ValueError("learn names maps alone, and maps=None leaves them out: nothing would learn")
     return chosen

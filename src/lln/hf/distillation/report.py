@@ -17,7 +17,7 @@ from lln.hf.conversion.convert import convert
 from lln.hf.conversion.measure import Batch
 from lln.hf.conversion.pretrained import load
 from lln.hf.conversion.text_file import TextFile
-from lln.hf.distillation.distil import distil
+from lln.hf.distillation.distil import LEARNABLE, distil
 from lln.hf.distillation.layer_by_layer import first_token_weight, layer_by_layer
 from lln.hf.distillation.losses import capture_layers, relative_error
 from lln.hf.distillation.maps import converted_modules
@@ -38,6 +38,7 @@ class Settings:
     lr: float = 2e-2
     stage: str = "both"
     maps: str | None = "auto"
+    learn: tuple[str, ...] = LEARNABLE
     attention: str = "lln_diag"
     neighbours: int = 0
     first_tokens: int = 0
@@ -80,8 +81,8 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     begun = time.perf_counter()
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
-        stage=settings.stage, maps=settings.maps, low_rank=settings.low_rank, precision=settings.precision,
-        checkpoint=settings.out, checkpoint_every=10, seed=settings.seed,
+        stage=settings.stage, learn=settings.learn, maps=settings.maps, low_rank=settings.low_rank,
+        precision=settings.precision, checkpoint=settings.out, checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
     seconds = time.perf_counter() - begun
     on_progress("measuring")  # only now: a run that is interrupted while it trains goes on without doing this again
@@ -95,6 +96,7 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "steps": split(settings.steps, settings.stage, settings.end_to_end_steps),
         "attention": settings.attention,
         "maps": settings.maps,
+        "learn": list(settings.learn),
         "low_rank": settings.low_rank,
         "precision": settings.precision,
         "block_size": settings.block_size,

@@ -167,7 +167,7 @@ def compare_classifiers(settings: Settings) -> dict[str, Any]:
 
 @torch.no_grad()
 def time_beside(original: Any, converted: Any, distilled: Any, batch: Batch) -> dict[str, Any]:
-    """Seconds of a forward pass of one batch, interleaved, and the ratio to plain LLN+Diag: converted, blocks of 64."""
+    """Seconds of a forward pass of one batch, interleaved, and the ratio to the plain conversion, with blocks of 64."""
     plain = copy.deepcopy(converted)
     plain.config.lln = {**plain.config.lln, "block_size": LLNOptions().block_size}
     models = {"original": original, "plain": plain, "converted": converted, "distilled": distilled}

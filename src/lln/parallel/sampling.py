@@ -1,13 +1,13 @@
 """The sample on which alpha and beta are matched, drawn from a sequence that several processes hold.
 
 Which queries and keys are drawn depends on their places among the tokens that count and on their scores, not on where they lie:
-every process finds the same ones and is given them, a few hundred rows. The rest is done by all alike.
+every process finds the same ones and is given them, a few thousand rows. The rest is done by all alike.
 """
 
 import torch
 from torch import Tensor
 
-from lln.ops.moments.sampling import LARGE, Rows, Sampler
+from lln.ops.moments.sampling import LONG_KEYS, Rows, Sampler
 from lln.parallel.processes import Processes
 from lln.parallel.tokens import HeldTokens
 
@@ -51,7 +51,7 @@ class SamplerOver(Sampler):
 
     def _largest(self) -> tuple[Tensor, Tensor]:
         m, u = self._key_scores()
-        by_feature, by_softmax = self.keys.largest(torch.cat([m, u], dim=1), LARGE.top).chunk(2, dim=1)
+        by_feature, by_softmax = self.keys.largest(torch.cat([m, u], dim=1), LONG_KEYS.top).chunk(2, dim=1)
         return by_feature, by_softmax
 
 

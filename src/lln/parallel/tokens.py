@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lln.ops.moments.sampling import Tokens, middles
-from lln.parallel.order import at_ranks
 from lln.parallel.processes import Processes
 
 
@@ -66,13 +65,6 @@ class HeldTokens(NamedTuple):
         order = order.gather(-1, torch.argsort(there.gather(-1, order), dim=-1, descending=True, stable=True))
         ranks = torch.arange(top, device=score.device).minimum((self.count[:, None] - 1).clamp_min(0))
         return token.long().gather(-1, order).gather(-1, ranks[:, None].expand(shape))
-
-    def spaced(self, score: Tensor, places: int, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, G, N), of this stretch -> which of G and which token (S, H, places), at equal distances of falling scores."""
-        ranks = middles(places, taken, self.count * score.shape[2])[:, None].expand(-1, score.shape[1], -1)
-        group, position, mine = at_ranks(self.processes, score, ranks, self.here)
-        token = self._place(position) + self.before[self.processes.rank][:, None, None]
-        return tuple(self.processes.add(torch.where(mine, torch.stack([group, token]), 0)))  # type: ignore[return-value]
 
     def locate(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens (S, H, n) -> their positions here (0 where they are not), and whether they are."""

@@ -1,11 +1,11 @@
-"""A small sample of queries and keys on which the concentration of an attention can be measured.
+"""Samples of queries and keys on which the concentration of an attention can be measured.
 
     keys     `even` of them at the middles of as many equal stretches of the tokens that count, in their order;
              and the `top` to which LLN attention, and the `top` to which softmax attention may be drawn most:
                  m_j = max_l k_jl,    u_j = scale q-.k_j + scale^2/2 sum_l var(q_l) (k_jl - k-_l)^2
              u being the log of the sum of column j of softmax attention, were the queries Gaussian
-    queries  `rows` of them: evenly by position, or evenly by rank of r_i = sum_l var(k_l) q_il^2, which says
-             how widely the logits of a row are spread, and so much of how rows differ
+    queries  evenly by position; or, of several times as many of these, evenly by rank of r_i = sum_l var(k_l) q_il^2,
+             which says how widely the logits of a row are spread, and so much of how rows differ
     own      each drawn query's own key: where q = k one key of thousands holds half of a row
 
 A top key and a query's own key stand for themselves, an evenly drawn one for as many as there are of its kind,
@@ -28,26 +28,28 @@ _SMALLEST_VARIANCE = 1e-30
 
 
 class Size(NamedTuple):
-    """How many rows, evenly drawn keys and top keys (of each kind) a sample has."""
+    """How many evenly drawn keys and top keys (of each kind) a sample has."""
 
-    rows: int
-    most_rows: int  # rows grow with the number of keys N, as N / 16, up to this
     even: int
     top: int
-    by_rank: bool  # rows evenly by rank of r, else by position
+    most_even: int = 0  # even ones grow with the number of keys N, as N / share, up to this
+    share: int = 1
 
-    def rows_of(self, keys: Tensor) -> Tensor:
-        return (keys // 16).clamp(self.rows, self.most_rows)
+    def even_of(self, keys: Tensor) -> Tensor:
+        return torch.minimum(keys, (keys // self.share).clamp(max=self.most_even).clamp_min(self.even))
 
-    def rows_at_most(self, keys: int) -> int:
-        return min(max(keys // 16, self.rows), self.most_rows)
+    def even_at_most(self, keys: int) -> int:
+        return min(keys, max(self.even, min(keys // self.share, self.most_even)))
 
 
 # as in csrc/sample.h
-SMALL = Size(24, 24, 96, 24, by_rank=False)
-LARGE = Size(128, 512, 384, 64, by_rank=True)
-LONG = Size(32, 128, 8192, 64, by_rank=True)  # every fourth row of the large sample, over many more keys
-SPREAD = Size(48, 48, 96, 0, by_rank=False)  # what means and variances are taken over
+SMALL_KEYS = Size(96, 24)
+SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(128, 64, most_even=512, share=12)
+LONG_KEYS = Size(2048, 64, most_even=8192, share=2)
+SPREAD_ROWS = 48  # what means and variances are taken over, with the even keys of SMALL_KEYS
+SMALL_ROWS, LLN_ROWS, LONG_ROWS = 24, 64, 32
+FEWEST_ROWS, MOST_ROWS = 128, 512  # those by rank are a sixteenth of the keys, within these
+CANDIDATES = 4  # so many times as many rows by position are ranked
 
 
 class Rows(NamedTuple):
@@ -57,9 +59,9 @@ class Rows(NamedTuple):
     position: Tensor  # (S, H, R)
     counts: Tensor  # (S, R) bool: which places are taken
 
-    def every(self, nth: int) -> "Rows":
-        """Every nth row, beginning in the middle of the first n."""
-        return Rows(*(x[..., nth // 2 :: nth] for x in self))
+    def at(self, places: Tensor, counts: Tensor) -> "Rows":
+        """Those at places (S, H, n)."""
+        return Rows(self.group.gather(-1, places), self.position.gather(-1, places), counts)
 
 
 class Sample(NamedTuple):
@@ -101,34 +103,14 @@ class Tokens(NamedTuple):
 
     def largest(self, score: Tensor, top: int) -> Tensor:
         """(B, H, N) -> positions (S, H, top) of the largest scores, largest first; of equal ones, the earlier."""
-        ranks = torch.arange(top, device=score.device).minimum((self.count[:, None] - 1).clamp_min(0))
-        return self._ranked(score, ranks, self.mask, self.segment)
-
-    def spaced(self, score: Tensor, places: int, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, G, N) -> places (S, H, places) in G and in N, at the middles of equal stretches of falling scores."""
-        groups = score.shape[2]
-        mask = None if self.mask is None else self.mask.repeat(1, groups)
-        segment = None if self.segment is None else self.segment.repeat(groups)
-        ranked = self._replace_start(groups)
-        found = ranked._ranked(score.flatten(2), middles(places, taken, self.count * groups), mask, segment)
-        return found // score.shape[-1], found % score.shape[-1]
-
-    def _replace_start(self, groups: int) -> "Tokens":
-        return self._replace(start=self.start * groups)
-
-    def _ranked(self, score: Tensor, ranks: Tensor, mask: Tensor | None, segment: Tensor | None) -> Tensor:
-        if mask is not None:
-            score = torch.where(mask[:, None], score, -torch.inf)
         score = torch.where(score.isnan(), -torch.inf, score)
-        if mask is not None:  # what does not count comes after what does, whatever its score
-            by_score = torch.argsort(score, dim=-1, descending=True, stable=True)
-            order = by_score.gather(
-                -1, torch.argsort(~mask[:, None].expand_as(score).gather(-1, by_score), stable=True)
-            )
-        else:
-            order = torch.argsort(score, dim=-1, descending=True, stable=True)
-        if segment is not None:  # one sequence after the other
-            order = order.gather(-1, torch.argsort(segment[order], dim=-1, stable=True))
+        order = torch.argsort(score, dim=-1, descending=True, stable=True)
+        if self.mask is not None:  # what does not count comes after what does, whatever its score
+            counts = self.mask[:, None].expand_as(score).gather(-1, order)
+            order = order.gather(-1, torch.argsort(~counts, dim=-1, stable=True))
+        if self.segment is not None:  # one sequence after the other
+            order = order.gather(-1, torch.argsort(self.segment[order], dim=-1, stable=True))
+        ranks = torch.arange(top, device=score.device).minimum((self.count[:, None] - 1).clamp_min(0))
         heads = torch.arange(score.shape[1], device=score.device)[None, :, None]
         at = (self.start[:, None] + ranks).clamp(max=score.shape[-1] - 1)
         return order[self.batch[:, None, None], heads, at[:, None]]
@@ -138,6 +120,19 @@ def middles(places: int, taken: Tensor, count: Tensor) -> Tensor:
     """Ranks (S, places): the middles of taken (S,) equal stretches of count (S,); places beyond repeat the last."""
     place = torch.arange(places, device=count.device).minimum((taken[:, None] - 1).clamp_min(0))
     return (2 * place + 1) * count[:, None] // (2 * taken[:, None]).clamp_min(1)
+
+
+def spaced(score: Tensor, counts: Tensor, wanted: Tensor | int, places: int) -> tuple[Tensor, Tensor]:
+    """Indices (S, H, places) of rows at equal distances in the order of falling score (S, H, R), and which count (S, places).
+
+    Of equal scores the earlier row comes first; rows whose score is NaN come last, those that do not count (S, R) after all.
+    """
+    number = counts.sum(dim=1)
+    taken = number.clamp(max=wanted)
+    score = torch.where(counts[:, None] & ~score.isnan(), score, -torch.inf)
+    order = torch.argsort(score, dim=-1, descending=True, stable=True)
+    ranks = middles(places, taken, number)[:, None].expand(-1, score.shape[1], -1)
+    return order.gather(-1, ranks), torch.arange(places, device=taken.device) < taken[:, None]
 
 
 class Spread(NamedTuple):
@@ -174,20 +169,25 @@ class Sampler:
         self.spread = self._spread()
         self.largest = self._largest()
 
-    def rows(self, size: Size) -> Rows:
-        row = torch.arange(size.rows_at_most(self.length), device=self.k.device)
-        taken = torch.minimum(self.queries.count * self.groups, size.rows_of(self.keys.count))
-        if size.by_rank:
-            group, position = self.queries.spaced(self._logit_spread(), len(row), taken)
-        else:
-            position = self.queries.positions(len(row), taken)[:, None].expand(-1, self.k.shape[1], -1)
-            group = (row * ((self.groups - 1) // len(row) + 1) % self.groups).expand_as(position)
+    def rows_by_position(self, places: int, wanted: Tensor | int) -> Rows:
+        """In so many places, `wanted` (S,) of them, or as many as there are."""
+        row = torch.arange(places, device=self.k.device)
+        taken = (self.queries.count * self.groups).clamp(max=wanted)
+        position = self.queries.positions(places, taken)[:, None].expand(-1, self.k.shape[1], -1)
+        group = (row * ((self.groups - 1) // places + 1) % self.groups).expand_as(position)
         return Rows(group, position, row < taken[:, None])
+
+    def rows_by_rank(self) -> Rows:
+        """Of several times as many rows by position, those at equal distances in the order of falling r."""
+        wanted = (self.keys.count // 16).clamp(FEWEST_ROWS, MOST_ROWS)
+        places = min(max(self.length // 16, FEWEST_ROWS), MOST_ROWS)
+        all_of = self.rows_by_position(CANDIDATES * places, CANDIDATES * wanted)
+        return all_of.at(*spaced(self._logit_spread(all_of), all_of.counts, wanted, places))
 
     def draw(self, rows: Rows, size: Size) -> Sample:
         """These rows, with as many keys as the size says."""
         even, drawn = self._even(size)
-        some = (self.keys.count > size.even)[:, None, None]  # else the even keys are all there are
+        some = (self.keys.count > size.even_of(self.keys.count))[:, None, None]  # else the even keys are all there are
         by_feature, by_softmax = (x[:, :, : size.top] for x in self.largest)  # (S, H, top) positions
         tops = torch.cat([by_feature, by_softmax], dim=-1)
         first = torch.cat([torch.ones_like(by_feature).bool(), ~_within(by_softmax, by_feature)], dim=-1)
@@ -213,18 +213,17 @@ class Sampler:
 
     def _even(self, size: Size) -> tuple[Tensor, Tensor]:
         """Positions (S, even) of the evenly drawn keys, and which of these places are taken."""
-        taken = self.keys.count.clamp(max=size.even)
-        places = min(size.even, self.length)
+        taken, places = size.even_of(self.keys.count), size.even_at_most(self.length)
         place = torch.arange(places, device=self.k.device)
         return self.keys.positions(places, taken), place < taken[:, None]
 
-    def _logit_spread(self) -> Tensor:
-        """r (B, H, G, N), in units in which nothing overflows, and rounded, so that who summed it makes no difference."""
-        of_k, of_q = self.spread.var_k, self.spread.overall(True)[0][..., None]
+    def _logit_spread(self, rows: Rows) -> Tensor:
+        """r (S, H, R), in units in which nothing overflows, and rounded, so that who summed it makes no difference."""
+        of_k, of_q = self.spread.var_k, self.spread.overall(True)[0]
         of_k = of_k / of_k.amax(dim=-1, keepdim=True).clamp_min(_SMALLEST_VARIANCE)
-        unit = of_q.clamp_min(_SMALLEST_VARIANCE).rsqrt()
-        of_k, unit = (_of_each_token(x, self.queries)[:, :, None] for x in (of_k, unit))
-        return ((self.q.to(unit.dtype) * unit).square() * of_k).sum(dim=-1).float()
+        unit = of_q.clamp_min(_SMALLEST_VARIANCE).rsqrt()[..., None, None]
+        queries, _ = self._take(rows, rows.position[..., :0])
+        return ((queries.to(unit.dtype) * unit).square() * of_k[:, :, None]).sum(dim=-1).float()
 
     def _take(self, rows: Rows, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (S, H, R, D), and the keys (S, H, n, D) at positions (S, H, n)."""
@@ -236,8 +235,8 @@ class Sampler:
         return torch.where(counts[:, None, :, None], x, 0.0).to(accumulation_dtype(x.device))
 
     def _spread(self) -> Spread:
-        rows = self.rows(SPREAD)
-        even, drawn = self._even(SPREAD)
+        rows = self.rows_by_position(SPREAD_ROWS, SPREAD_ROWS)
+        even, drawn = self._even(SMALL_KEYS)
         queries, keys = self._take(rows, even[:, None].expand(-1, self.k.shape[1], -1))
         queries, keys = self._clean(queries, rows.counts), self._clean(keys, drawn)
         return Spread(*_mean_and_variance(queries, rows.counts), *_mean_and_variance(keys, drawn))
@@ -245,7 +244,7 @@ class Sampler:
     def _largest(self) -> tuple[Tensor, Tensor]:
         """Positions (S, H, top) of the keys with the largest m and u, largest first."""
         m, u = self._key_scores()
-        return self.keys.largest(m, LARGE.top), self.keys.largest(u, LARGE.top)
+        return self.keys.largest(m, LONG_KEYS.top), self.keys.largest(u, LONG_KEYS.top)
 
     def _key_scores(self) -> tuple[Tensor, Tensor]:
         """m and u of every key, (B, H, N)."""

@@ -6,9 +6,15 @@ find x with H_LLN(x) = H_softmax, both over the same sample of queries and keys 
 alpha e^(x/2) and beta e^(x/2) are the result. x = 0 is the table's answer, which is right for Gaussian inputs.
 
 The log odds of the deficit, log((log N - H) / H), are nearly straight against x, so a secant kept inside a bracket
-comes close in two to six evaluations, and its last step need not be evaluated. Rows differ: the difference of the two
-entropies has a standard error over them. Where this is more than a share of what would be tolerated (3 % of softmax's
-entropy, or 0.15 bits), which is so for sharp attention, the search goes on with the large sample.
+comes close in two to four evaluations, and its last step need not be evaluated. That is first done on a small sample, of
+which every row is looked at by both attentions. Their difference has a standard error over the rows. Where this is more
+than a share of what would be tolerated (3 % of softmax's entropy, or 0.15 bits), or the table is off by a factor of two, the
+search goes on with more rows and keys, for each attention those it needs:
+
+    softmax  is looked at once, and its rows differ widely: hundreds of rows by rank of r, on a few keys; a few of these
+             rows over many more keys, and what that adds is added for all: each row may have keys of its own to look at
+    LLN      is looked at several times, and its rows differ less: 64 of those rows, by rank of the largest exponent,
+             max_l (alpha q_il + beta max_j k_jl)
 
 The number of evaluations is fixed and what has come close stays as it is, so that nothing is read back from a device.
 """
@@ -19,12 +25,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lln.ops.moments.sampling import LARGE, LONG, SMALL, Sample, Sampler
+from lln.ops.moments.sampling import (
+    LLN_KEYS,
+    LLN_ROWS,
+    LONG_KEYS,
+    LONG_ROWS,
+    SMALL_KEYS,
+    SMALL_ROWS,
+    SOFTMAX_KEYS,
+    Sample,
+    Sampler,
+    spaced,
+)
 
 WIDEST = (-16.0, 12.0)  # bracket of x
 USUAL_SLOPE = 1.5  # of the log odds against x: between 1 (narrow inputs) and 2
 SMALLEST_SLOPE = 0.05
-SMALL_EVALUATIONS, LARGE_EVALUATIONS = 10, 8
+SMALL_EVALUATIONS, LARGE_EVALUATIONS = 6, 4
 SMALLEST_DEFICIT, SMALLEST_ENTROPY = 1e-4, 1e-2  # nats; beyond, the odds say nothing
 TOLERATED, TOLERATED_SHARE = 0.15 * math.log(2), 0.03  # nats, of softmax's entropy
 CLOSE = 0.25  # of what is tolerated: who has come so close needs no further evaluation
@@ -34,13 +51,11 @@ _TINY = 1e-300
 
 
 class Search(NamedTuple):
-    """Where the search for x stands, (S, H) each."""
+    """Where the search for x stands."""
 
-    x: Tensor
-    slope: Tensor
-    error: Tensor  # standard error of the difference of the entropies over the rows, nats
-    softmax: Tensor  # entropies, nats
-    lln: Tensor  # at the last x that was evaluated
+    x: Tensor  # (S, H)
+    slope: Tensor  # (S, H)
+    lln: Tensor  # (S, H, R): entropies at the last x that was evaluated, nats
 
 
 def may_look(x: Tensor) -> bool:
@@ -51,81 +66,76 @@ def may_look(x: Tensor) -> bool:
 def matched_on_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """x (S, H), from the table's alpha and beta (S, H), and the entropies (S, H, 2) of softmax and LLN it came to, nats."""
     start = torch.zeros_like(alpha)
-    sample = sampler.draw(sampler.rows(SMALL), SMALL)
+    sample = sampler.draw(sampler.rows_by_position(SMALL_ROWS, SMALL_ROWS), SMALL_KEYS)
     of_softmax = _softmax_entropies(sample, scale)
-    small = _search(
-        sample, alpha, beta, of_softmax, 0.0 * start, start, torch.full_like(start, USUAL_SLOPE), SMALL_EVALUATIONS
-    )
-    enough = (small.error <= TRUSTED * _tolerated(small.softmax)) & (small.x.abs() <= USUAL_X)
+    softmax = _mean(of_softmax, sample)
+    small = _search(sample, alpha, beta, softmax, start, torch.full_like(start, USUAL_SLOPE), SMALL_EVALUATIONS)
+    error = _standard_error(small.lln - of_softmax, sample)
+    enough = (error <= TRUSTED * _tolerated(softmax)) & (small.x.abs() <= USUAL_X)
+    lln = _mean(small.lln, sample)
     if may_look(start) and bool(enough.all()):
-        found = small
-    else:
-        sample, of_softmax, missed = _large_sample(sampler, scale)
-        large = _search(sample, alpha, beta, of_softmax, missed, small.x, small.slope, LARGE_EVALUATIONS)
-        found = Search(*(torch.where(enough, one, other) for one, other in zip(small, large, strict=True)))
-    return found.x, torch.stack([found.softmax, found.lln], dim=-1)
+        return small.x, torch.stack([softmax, lln], dim=-1)
+    sample, of_many = _large_sample(sampler, alpha, beta, scale)
+    large = _search(sample, alpha, beta, of_many, small.x, small.slope, LARGE_EVALUATIONS)
+    reached = torch.stack([of_many, _mean(large.lln, sample)], dim=-1)
+    found = torch.where(enough[..., None], torch.stack([softmax, lln], dim=-1), reached)
+    return torch.where(enough, small.x, large.x), found
 
 
 def entropies_on_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean row entropies (S, H) of softmax and of LLN with these alpha and beta (S, H) on the large sample, nats."""
-    sample, of_softmax, missed = _large_sample(sampler, scale)
-    softmax = (_mean(of_softmax, sample) + missed).clamp_min(0)
+    """Mean row entropies (S, H) of softmax and of LLN with these alpha and beta (S, H) on the large samples, nats."""
+    sample, softmax = _large_sample(sampler, alpha, beta, scale)
     return softmax, _mean(_lln_entropies(sample, alpha, beta), sample)
 
 
-def _large_sample(sampler: Sampler, scale: float) -> tuple[Sample, Tensor, Tensor]:
-    """The large sample, softmax's entropies on it (S, H, R), and what it misses of their mean (S, H).
+def _large_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -> tuple[Sample, Tensor]:
+    """The sample that LLN attention is looked at on, and softmax's mean entropy (S, H)."""
+    rows = sampler.rows_by_rank()
+    sample = sampler.draw(rows, SOFTMAX_KEYS)
+    entropies = _softmax_entropies(sample, scale)
+    in_order = torch.zeros_like(entropies)  # as they come, which is by rank
+    chosen, counts = spaced(in_order, rows.counts, LONG_ROWS, LONG_ROWS)
+    long = sampler.draw(rows.at(chosen, counts), LONG_KEYS)
+    missed = _mean(_softmax_entropies(long, scale) - entropies.gather(-1, chosen), long)
+    softmax = (_mean(entropies, sample) + missed).clamp_min(0)
+    chosen, counts = spaced(_largest_exponents(sample, alpha, beta), rows.counts, LLN_ROWS, LLN_ROWS)
+    return sampler.draw(rows.at(chosen, counts), LLN_KEYS), softmax
 
-    Each row of softmax attention may have keys of its own to look at, which no choice of keys for all rows contains. So
-    a fourth of the rows is looked at over many more keys, and what that adds is added for all.
-    """
-    rows = sampler.rows(LARGE)
-    sample = sampler.draw(rows, LARGE)
-    of_softmax = _softmax_entropies(sample, scale)
-    nth = LARGE.rows // LONG.rows
-    long = sampler.draw(rows.every(nth), LONG)
-    missed = _mean(_softmax_entropies(long, scale) - of_softmax[..., nth // 2 :: nth], long)
-    return sample, of_softmax, missed
+
+def _largest_exponents(sample: Sample, alpha: Tensor, beta: Tensor) -> Tensor:
+    """max_l (alpha q_il + beta max_j k_jl), (S, H, R): what LLN attention of a row follows. Rounded, like r."""
+    alpha, beta = alpha[..., None, None], beta[..., None, None]
+    return (alpha * sample.q + beta * sample.k.amax(dim=2, keepdim=True)).amax(dim=-1).float()
 
 
 def _search(
-    sample: Sample,
-    alpha: Tensor,
-    beta: Tensor,
-    of_softmax: Tensor,
-    missed: Tensor,
-    x: Tensor,
-    slope: Tensor,
-    evaluations: int,
+    sample: Sample, alpha: Tensor, beta: Tensor, softmax: Tensor, x: Tensor, slope: Tensor, evaluations: int
 ) -> Search:
     full = sample.keys.clamp_min(1).to(x.dtype).log()[:, None]
-    softmax = (_mean(of_softmax, sample) + missed).clamp_min(0)
     wanted = _odds(softmax, full)
 
-    def look(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def look(at: Tensor) -> tuple[Tensor, Tensor]:
         factor = (at / 2).exp()
         of_lln = _lln_entropies(sample, alpha * factor, beta * factor)
-        lln = _mean(of_lln, sample)
-        return _odds(lln, full) - wanted, lln, of_lln - of_softmax
+        return _odds(_mean(of_lln, sample), full) - wanted, of_lln
 
     low, high = torch.full_like(x, WIDEST[0]), torch.full_like(x, WIDEST[1])
-    value, lln, difference = look(x)
+    value, lln = look(x)
     for _ in range(evaluations - 1):
-        close = ((lln - softmax).abs() < CLOSE * _tolerated(softmax)) | ~value.isfinite()
+        close = ((_mean(lln, sample) - softmax).abs() < CLOSE * _tolerated(softmax)) | ~value.isfinite()
         if may_look(x) and bool(close.all()):
             break
         low, high = torch.where(value < 0, x, low), torch.where(value >= 0, x, high)
         following = torch.where(close, x, _step(x, value, slope, low, high))
-        next_value, next_lln, next_difference = look(following)
+        next_value, next_lln = look(following)
         slope = torch.where(close, slope, _secant(next_value - value, following - x, slope))
-        value, lln = torch.where(close, value, next_value), torch.where(close, lln, next_lln)
-        difference = torch.where(close[..., None], difference, next_difference)
+        value, lln = torch.where(close, value, next_value), torch.where(close[..., None], lln, next_lln)
         x = following
     # close to the root the secant is better than where it starts; where both are uniform there is nothing to find
     low, high = torch.where(value < 0, x, low), torch.where(value >= 0, x, high)
     further = _step(x, value, slope, low, high)
     x = torch.where((value.abs() < 1.0) & (full - softmax > SMALLEST_DEFICIT), further, x)
-    return Search(x, slope, _standard_error(difference, sample), softmax, lln)
+    return Search(x, slope, lln)
 
 
 def _step(x: Tensor, value: Tensor, slope: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -1,17 +1,18 @@
 // Matching on a sample: the factor e^(x/2) on the table's alpha and beta with which LLN attention has softmax's entropy on it.
-// lln.sample_matching says what is done and why; the numbers here are those there.
+// lln.ops.moments.search says what is done and why; the numbers here are those there.
 #pragma once
-#include "sample.h"
+#include "sample_tops.h"
 
 namespace LLN_ISA {
 
 constexpr double LOWEST_X = -16, HIGHEST_X = 12, USUAL_SLOPE = 1.5, SMALLEST_SLOPE = 0.05;
-constexpr int SMALL_EVALUATIONS = 10, LARGE_EVALUATIONS = 8;
+constexpr int SMALL_EVALUATIONS = 6, LARGE_EVALUATIONS = 4;
 constexpr double CLOSE = 0.25, SMALLEST_DEFICIT = 1e-4, SMALLEST_ENTROPY = 1e-2;
 constexpr double TOLERATED = 0.15 * 0.6931471805599453, TOLERATED_SHARE = 0.03, TRUSTED = 0.6, USUAL_X = 1.5;
 constexpr float SMALLEST_FLOAT = 1e-37f;
 constexpr float LARGEST_QUERY = 1e15f;  // of scaled queries: rows of such logits have one key, and sums of them are finite
 constexpr int ROWS_AT_ONCE = 4 * BLOCK_ROWS;
+constexpr int64_t LONG_TILE = 256;  // keys at a time
 
 // Sums over the keys of a row, relative to a top: of e^(log - top), and of that times (log - top).
 struct Masses {
@@ -42,6 +43,7 @@ struct Columns {
     Columns(const SampledHead& head, const Places& places, int64_t first, int64_t last)
         : count(int(last - first)), width(padded(count)), data(int64_t(head.d) * width), weights(width) {
         Buffer rows(int64_t(W) * head.ld);
+        for (int64_t j = first; j < last; ++j) fetch_row(head.k, places.positions[size_t(j)]);
         for (int j = 0; j < width; j += W) {
             for (int i = 0; i < W; ++i) {  // places past the last repeat the first, and count for nothing
                 const bool there = j + i < count;
@@ -81,18 +83,28 @@ class Without {
     float kept_ = 0;
 };
 
+// The keys of a sample.
+struct KeySample {
+    const Places places;
+    const Columns columns;
+    KeySample(const SampledHead& head, const KeyScores& scores, const KeyCount& size)
+        : places(head, scores, size), columns(head, places, 0, places.size()) {}
+};
+
+// Some rows, to be looked at on the keys of a sample.
 class HeadSample {
    public:
-    HeadSample(const SampledHead& head, const std::vector<Row>& rows, const SampleSize& size)
-        : head_(head), rows_(rows), places_(head, size), columns_(head, places_, 0, places_.size()),
+    HeadSample(const SampledHead& head, const std::vector<Row>& rows, const KeySample& keys)
+        : head_(head), rows_(rows), columns_(keys.columns),
           queries_(int64_t(rows.size() + 1) * head.ld), own_(int64_t(rows.size() + 1) * head.ld),
           scaled_(int64_t(ROWS_AT_ONCE) * head.ld), features_(int64_t(head.d) * columns_.width),
           result_(int64_t(ROWS_AT_ONCE) * columns_.width), peak_(head.d), outside_(head.d), largest_(head.d) {
         for (int l = 0; l < head.d; ++l) outside_[l] = l < head.dim ? 0 : -__builtin_inff();
+        for (size_t r = 0; r < rows.size() && head.same_tokens; ++r) fetch_row(head.k, rows[r].position);
         for (size_t r = 0; r < rows.size(); ++r) {
             head.take_query(rows[r], queries_ + int64_t(r) * head.ld);
             if (head.same_tokens) head.take_key(rows[r].position, own_ + int64_t(r) * head.ld);
-            own_places_.push_back(head.same_tokens ? places_.place_of(rows[r].position) : -1);
+            own_places_.push_back(head.same_tokens ? keys.places.place_of(rows[r].position) : -1);
         }
         for (int l = 0; l < head.d; ++l) {
             vf highest = splat(-__builtin_inff());
@@ -112,11 +124,11 @@ class HeadSample {
                 store(features_ + at, load(columns_.data + at) * float(1 / unit));
             }
         std::vector<double> entropies;
+        Buffer key(head_.d);
         for_rows([&](int64_t r, float* query) { scale_query(r, head_.p.scale * unit, query); },
                  [&](int64_t r, const float* query, const float* logits) {
                      float own = -__builtin_inff();
                      if (head_.same_tokens) {
-                         Buffer key(head_.d);
                          for (int l = 0; l < head_.d; l += W) store(key + l, load(own_ + r * head_.ld + l) * float(1 / unit));
                          own = dot(query, key, head_.d);
                      }
@@ -151,9 +163,26 @@ class HeadSample {
         return entropies_;
     }
 
-    // Every fourth row of softmax attention over many more keys: by how much their mean entropy differs.
-    double missed(const std::vector<double>& of_softmax) const;
+    // By how much the mean entropy of softmax attention differs over many more keys, of a few of the rows.
+    double missed(const KeyScores& scores, const std::vector<double>& of_softmax) const;
 
+    const std::vector<double>& last_lln() const { return entropies_; }
+    // max_l (alpha q_il + beta max_j k_jl) of each row, over the keys that all rows share; in double, and rounded.
+    std::vector<float> largest_exponents(double alpha, double beta) const {
+        std::vector<double> peak;
+        for (int64_t l = 0; l < head_.dim; ++l) {
+            vf highest = splat(-__builtin_inff());
+            for (int j = 0; j < columns_.width; j += W) highest = vmax(load(columns_.data + l * columns_.width + j), highest);
+            peak.push_back(beta * double(max(highest)));
+        }
+        std::vector<float> largest;
+        for (int64_t r = 0; r < rows(); ++r) {
+            double highest = -INFINITY;
+            for (int64_t l = 0; l < head_.dim; ++l) highest = more(highest, alpha * double(queries_[r * head_.ld + l]) + peak[size_t(l)]);
+            largest.push_back(float(highest));
+        }
+        return largest;
+    }
     int64_t rows() const { return int64_t(rows_.size()); }
 
    private:
@@ -219,8 +248,7 @@ class HeadSample {
 
     const SampledHead& head_;
     const std::vector<Row>& rows_;
-    const Places places_;
-    const Columns columns_;
+    const Columns& columns_;
     const Buffer queries_, own_, scaled_, features_, result_, peak_, outside_, largest_;  // largest_: of each feature, over keys and own keys
     std::vector<int64_t> own_places_;
     std::vector<double> entropies_;
@@ -232,13 +260,11 @@ static double mean(const std::vector<double>& x) {
     return x.empty() ? 0 : total / double(x.size());
 }
 
-inline double HeadSample::missed(const std::vector<double>& of_softmax) const {
-    const int64_t nth = LARGE.rows / LONG.rows;
-    std::vector<int64_t> chosen;
-    for (int64_t r = nth / 2; r < rows(); r += nth) chosen.push_back(r);
+inline double HeadSample::missed(const KeyScores& scores, const std::vector<double>& of_softmax) const {
+    const std::vector<int64_t> chosen = spaced(std::vector<float>(rows_.size()), LONG_ROWS);  // as they come, which is by rank
     const int count = int(chosen.size());
-    if (count == 0 || head_.keys.count <= LARGE.even) return 0;
-    const Places places(head_, LONG);
+    if (count == 0 || SMALL_KEYS.all_of(head_.keys.count)) return 0;
+    const Places places(head_, scores, LONG_KEYS);
     const double unit = std::sqrt(more(head_.overall_k(head_.p.center_keys != 0), SMALLEST_VARIANCE));
     Buffer scaled(int64_t(count) * head_.ld), logits(int64_t(count) * padded(LONG_TILE)), key(head_.d);
     std::vector<Masses> sums(static_cast<size_t>(count));
@@ -266,7 +292,7 @@ inline double HeadSample::missed(const std::vector<double>& of_softmax) const {
 }
 
 struct Search {
-    double x = 0, slope = USUAL_SLOPE, error = 0, softmax = 0, lln = 0;
+    double x = 0, slope = USUAL_SLOPE, lln = 0;  // lln: the entropy at the last x that was looked at
 };
 
 static double odds(double entropy, double full) {
@@ -279,21 +305,18 @@ static double step(double x, double value, double slope, double low, double high
 
 static double tolerated(double entropy) { return more(TOLERATED_SHARE * entropy, TOLERATED); }
 
-static void search(HeadSample& sample, double alpha, double beta, double full, const std::vector<double>& of_softmax, double missed,
-                   int evaluations, Search& s) {
-    s.softmax = more(mean(of_softmax) + missed, 0);
-    const double wanted = odds(s.softmax, full);
-    const std::vector<double>* rows = nullptr;
+// Moves s.x to where the sample's rows have the entropy `softmax`.
+static void search(HeadSample& sample, double alpha, double beta, double full, double softmax, int evaluations, Search& s) {
+    const double wanted = odds(softmax, full);
     const auto look = [&](double x) {
         const double factor = std::exp(x / 2);
-        rows = &sample.lln(alpha * factor, beta * factor);
-        s.lln = mean(*rows);
+        s.lln = mean(sample.lln(alpha * factor, beta * factor));
         return odds(s.lln, full) - wanted;
     };
     double low = LOWEST_X, high = HIGHEST_X, value = look(s.x);
     const auto narrow = [&] { (value < 0 ? low : high) = s.x; };
     for (int i = 1; i < evaluations; ++i) {
-        if (std::fabs(s.lln - s.softmax) < CLOSE * tolerated(s.softmax) || !std::isfinite(value)) break;
+        if (std::fabs(s.lln - softmax) < CLOSE * tolerated(softmax) || !std::isfinite(value)) break;
         narrow();
         const double following = step(s.x, value, s.slope, low, high), next = look(following);
         const double secant = (next - value) / (following - s.x);
@@ -301,15 +324,19 @@ static void search(HeadSample& sample, double alpha, double beta, double full, c
         s.x = following, value = next;
     }
     narrow();
-    if (std::fabs(value) < 1 && full - s.softmax > SMALLEST_DEFICIT) s.x = step(s.x, value, s.slope, low, high);
+    if (std::fabs(value) < 1 && full - softmax > SMALLEST_DEFICIT) s.x = step(s.x, value, s.slope, low, high);
+}
+
+// Of the mean difference of two entropies over rows.
+static double standard_error(const std::vector<double>& one, const std::vector<double>& other) {
     double sum = 0, squares = 0;
-    const double n = double(rows->empty() ? 1 : rows->size());
-    for (size_t r = 0; r < rows->size(); ++r) sum += (*rows)[r] - of_softmax[r];
-    for (size_t r = 0; r < rows->size(); ++r) {
-        const double off = (*rows)[r] - of_softmax[r] - sum / n;
+    const double n = double(one.empty() ? 1 : one.size());
+    for (size_t r = 0; r < one.size(); ++r) sum += one[r] - other[r];
+    for (size_t r = 0; r < one.size(); ++r) {
+        const double off = one[r] - other[r] - sum / n;
         squares += off * off;
     }
-    s.error = std::sqrt(squares / n / n);
+    return std::sqrt(squares / n / n);
 }
 
 static void match_head(const MatchProblem& p, int64_t i) {
@@ -318,25 +345,30 @@ static void match_head(const MatchProblem& p, int64_t i) {
     double alpha, beta;
     table_values(p, of_q, of_k, double(head.keys.count), alpha, beta);
     Search found;
+    double softmax = 0;
     if (head.keys.count > 0 && head.queries.count > 0) {
         const double full = std::log(double(head.keys.count));
-        {
-            head.find_tops(SMALL);
-            const std::vector<Row> rows = head.rows_by_position(SMALL);
-            HeadSample sample(head, rows, SMALL);
-            search(sample, alpha, beta, full, sample.softmax(), 0, SMALL_EVALUATIONS, found);
-        }
-        if (!(found.error <= TRUSTED * tolerated(found.softmax) && std::fabs(found.x) <= USUAL_X)) {
-            head.find_tops(LARGE);
-            const std::vector<Row> rows = head.rows_by_rank(LARGE);
-            HeadSample sample(head, rows, LARGE);
-            const std::vector<double> of_softmax = sample.softmax();
-            search(sample, alpha, beta, full, of_softmax, sample.missed(of_softmax), LARGE_EVALUATIONS, found);
+        const KeyScores scores(head);
+        const KeySample few(head, scores, SMALL_KEYS);
+        const std::vector<Row> small_rows = head.rows_by_position(SMALL_ROWS, SMALL_ROWS);
+        HeadSample small(head, small_rows, few);
+        const std::vector<double> of_small = small.softmax();
+        softmax = mean(of_small);
+        search(small, alpha, beta, full, softmax, SMALL_EVALUATIONS, found);
+        if (!(standard_error(small.last_lln(), of_small) <= TRUSTED * tolerated(softmax) && std::fabs(found.x) <= USUAL_X)) {
+            const std::vector<Row> rows = head.rows_by_rank();
+            const KeySample of_softmax(head, scores, SOFTMAX_KEYS), of_lln(head, scores, LLN_KEYS);
+            HeadSample many(head, rows, of_softmax);
+            const std::vector<double> entropies = many.softmax();
+            softmax = more(mean(entropies) + many.missed(scores, entropies), 0);
+            const std::vector<Row> lln_rows = rows_at(rows, spaced(many.largest_exponents(alpha, beta), LLN_ROWS));
+            HeadSample large(head, lln_rows, of_lln);
+            search(large, alpha, beta, full, softmax, LARGE_EVALUATIONS, found);
         }
     }
     const double factor = std::exp(found.x / 2);
     p.alpha[i] = alpha * factor, p.beta[i] = beta * factor;
-    p.entropies[2 * i] = found.softmax, p.entropies[2 * i + 1] = found.lln;
+    p.entropies[2 * i] = softmax, p.entropies[2 * i + 1] = found.lln;
 }
 
 static void match_on_samples(const MatchProblem& p) {

@@ -1,4 +1,4 @@
-"""Four processes that stay, joined by gloo, and do what a test asks of the first P of them.
+"""Processes that stay, four of them, joined by gloo, and do what a test asks of the first P of them.
 
 A job is a function of `tests.parallel.jobs`: (group, payload) -> result. Starting processes takes seconds, a job milliseconds.
 """
@@ -25,11 +25,15 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def serve(rank: int, port: int, pipe: Any) -> None:
+def serve(rank: int, most: int, port: int, pipe: Any) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(MOST))
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.gpu.interpreter import quicken
+
+        quicken()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(most))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT))
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, most + 1)}
     while (asked := pipe.recv_bytes()) != b"end":
         job, size, payload = torch.load(io.BytesIO(asked), weights_only=False)
         module, name = job.rsplit(".", 1)
@@ -50,12 +54,12 @@ class Raised(Exception):
 
 
 class Pool:
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         context, port = multiprocessing.get_context("spawn"), free_port()
         self._pipes, self._processes = [], []
-        for rank in range(MOST):
+        for rank in range(most):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, port, there), daemon=True)
+            process = context.Process(target=serve, args=(rank, most, port, there), daemon=True)
             process.start()
             self._pipes.append(here)
             self._processes.append(process)

@@ -17,6 +17,7 @@ def parallel(
     ] = False,
     tokens: Annotated[int, typer.Option(min=1024, help="Of the longest sequence that is trained on.")] = 1_048_576,
     longest: Annotated[int, typer.Option(min=0, help="Only attention, one head of 16, on so many tokens.")] = 0,
+    speed: Annotated[bool, typer.Option("--speed", help="Only attention, two processes against one.")] = False,
     steps: Annotated[int, typer.Option(min=2, help="Of training.")] = 3,
     devices: Annotated[int, typer.Option(min=1, help="On paper: how many.")] = 8,
     layers: Annotated[int, typer.Option(min=1, help="On paper: of the model.")] = 12,
@@ -53,8 +54,13 @@ def parallel(
         console.print(table)
         console.print(f"written: {write_result(out / 'parallel_plan.json', found)}")
         return
-    from lln_lab.bench.parallel import Plan, run, run_longest
+    from lln_lab.bench.parallel import Plan, run, run_longest, run_timed
 
+    if speed:
+        found = run_timed(Plan(), console.print)
+        console.print(f"two processes against one: {found['speed_up']}, load {found['load_before']:.1f}")
+        console.print(f"written: {write_result(out / 'parallel_speed.json', found)}")
+        return
     if longest:
         found = run_longest(Plan(longest=longest))
         most = max(found["peak_bytes"]) / 1e9

@@ -31,17 +31,14 @@ class Encoder(nn.Module):
         return x
 
 
-def main(length: int) -> None:
-    if "RANK" not in os.environ:  # not started by torchrun: a group of one
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29501", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo")
-    group = dist.group.WORLD
-    assert group is not None
+def train(group: dist.ProcessGroup, length: int, steps: int = STEPS) -> list[float]:
+    """The losses of the whole sequence, step by step."""
     torch.manual_seed(0)
     model = Encoder()
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     text = torch.arange(97, 123).repeat(-(-length // 26))[None, :length]
-    for step in range(STEPS):
+    losses = []
+    for step in range(steps):
         masked = torch.rand(1, length, generator=torch.Generator().manual_seed(step)) < 0.1
         tokens, labels, chosen = (
             lln.parallel.shard(t, 1, group) for t in (text.masked_fill(masked, MASK), text, masked)
@@ -55,9 +52,19 @@ def main(length: int) -> None:
         lln.parallel.sum_gradients(model.parameters(), group)
         optimiser.step()
         total = loss.detach().clone()
-        dist.all_reduce(total)
-        if dist.get_rank() == 0:
-            print(f"step {step}: loss {total.item():.6f}")
+        dist.all_reduce(total, group=group)
+        losses.append(total.item())
+        if dist.get_rank(group) == 0:
+            print(f"step {step}: loss {losses[-1]:.6f}", flush=True)
+    return losses
+
+
+def main(length: int) -> None:
+    if "RANK" not in os.environ:  # not started by torchrun: a group of one
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo")
+    assert dist.group.WORLD is not None
+    train(dist.group.WORLD, length)
     dist.destroy_process_group()
 
 

@@ -32,3 +32,29 @@ def hugging_face(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
         loss.backward()
     lln.parallel.sum_gradients(model.parameters(), group)
     return {"loss": loss.detach(), "gradients": gradients(model)}
+
+
+def trained(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
+    """By the Trainer that `code` defines, over all processes: what it logged, and the weights at the end."""
+    import os
+
+    import torch.distributed as dist
+    from transformers import TrainingArguments
+
+    from tests.hf.models import make
+
+    os.environ.update(LOCAL_RANK=str(dist.get_rank()), ACCELERATE_USE_CPU="true")
+    names: dict[str, Any] = {}
+    exec(payload["code"], names)
+    arguments = TrainingArguments(
+        payload["folder"], max_steps=payload["steps"], per_device_train_batch_size=1, learning_rate=payload["rate"],
+        optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to=[],
+        use_cpu=True, disable_tqdm=True, ddp_find_unused_parameters=False,
+    )  # fmt: skip
+    model = make("llama").double()
+    trainer = names["StretchTrainer"](
+        model=model, args=arguments, train_dataset=[{"input_ids": payload["ids"], "labels": payload["ids"]}]
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"losses": losses, "weights": {n: w.clone() for n, w in model.state_dict().items()}}

@@ -127,8 +127,8 @@ def shard_and_gather(group: Any, x: Tensor) -> dict[str, Any]:
     return {"joined": joined.detach(), "mask": mask, "gradient": own.grad, "length": own.shape[1]}
 
 
-from tests.parallel.hf_jobs import hugging_face  # noqa: E402, F401
-from tests.parallel.training import split, together  # noqa: E402, F401
+from tests.parallel.hf_jobs import hugging_face, trained  # noqa: E402, F401
+from tests.parallel.training import example, split, together  # noqa: E402, F401
 
 
 def traffic(group: Any, payload: dict[str, Any]) -> dict[str, Any]:

@@ -39,3 +39,10 @@ def test_heads_split_over_processes_give_the_same_layer(pool: Pool, matching: st
 def test_running_statistics_of_split_heads_are_refused(pool: Pool) -> None:
     with pytest.raises(Raised, match="running statistics are pooled over all processes"):
         pool.run("split", [{"matching": "running", "x": torch.zeros(1, 4, 16, dtype=torch.float64)}] * 4)
+
+
+def test_the_example_has_the_losses_of_one_process(pool: Pool) -> None:
+    (alone,) = pool.run("example", [{"tokens": 500, "steps": 2}])
+    assert alone[1] < alone[0]
+    for losses in pool.run("example", [{"tokens": 500, "steps": 2}] * 3):
+        torch.testing.assert_close(losses, alone, rtol=1e-5, atol=0)

@@ -1,5 +1,7 @@
 """A small encoder trained for some steps: by one process, and by several with the sequence and the batch cut."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,3 +127,10 @@ def layer_with_heads(matching: str) -> nn.Module:
             if "mix" in name or "log_" in name:  # every head its own
                 parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
     return layer
+
+
+def example(group: Any, payload: dict[str, Any]) -> list[float]:
+    """examples/long_sequence.py on this stretch."""
+    found = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "long_sequence.py"))
+    losses: list[float] = found["train"](group, payload["tokens"], payload["steps"])
+    return losses

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lln.attention import lln_attention
 from lln.matching import match_moments
-from lln.ops.moments import table
+from lln.ops.moments import MatchOperands, match, table
 from lln.ops.moments.table import calibrated_range, load
 
 # q, k from numpy.random.default_rng(seed); alpha, beta, var(log P) under the published constants
@@ -353,3 +353,15 @@ def test_a_first_call_inside_a_transform_leaves_nothing_of_it_behind(dtype: torc
     torch.func.jvp(lambda x: lln_attention(x, k, k), (q,), (q,))
     for method in ("table", "sample"):
         assert all(bool(x.isfinite().all()) for x in match_moments(q, k, method=method))
+
+
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_padding_has_no_influence_where_queries_are_other_tokens(backend: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, n, 8, generator=generator) for n in (30, 200))
+    mask = torch.arange(200)[None] >= 5
+    found = []
+    for fill in (0.0, torch.nan, 50.0):
+        keys = torch.where(mask[:, None, :, None], k, fill)
+        found.append(match(MatchOperands(q, keys, mask, None, "sample", "entropy", "head", 0.35, False), backend))
+    assert all(torch.equal(x, y) for one in found[1:] for x, y in zip(found[0], one, strict=True))

@@ -145,3 +145,12 @@ def traffic(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
         with Traffic() as backward_traffic:
             out.sum().backward()
     return {"forward": [tuple(s) for s in forward_traffic.sent], "backward": [tuple(s) for s in backward_traffic.sent]}
+
+
+def matching_traffic(group: Any, payload: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Every collective of a call of match_moments."""
+    from lln.parallel.traffic import Traffic
+
+    with Traffic() as found:
+        lln.match_moments(payload["q"], payload["k"], group=group, key_mask=payload["key_mask"])
+    return [tuple(s) for s in found.sent]

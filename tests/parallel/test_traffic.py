@@ -30,3 +30,26 @@ def test_comparing_every_call_costs_twelve_whole_numbers(pool: Pool) -> None:
     for found in pool.run("traffic", [payload] * 2):
         assert [s[2] for s in found["forward"] if s[1] == torch.int64] == [12]
         assert len(found["backward"]) == 1
+
+
+@pytest.mark.parametrize("tokens", [600, 2400])
+@pytest.mark.parametrize("sharp", [False, True], ids=["", "sharp"])
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+def test_matching_takes_two_exchanges_of_rows_and_sharp_attention_one_more(
+    pool: Pool, tokens: int, sharp: bool, padded: bool
+) -> None:
+    """What all have to know before: lengths, and with padding how many tokens count."""
+    torch.manual_seed(0)
+    q, k = torch.randn(BATCH, HEADS, tokens, DIM), torch.randn(BATCH, KEY_HEADS, tokens, DIM)
+    if sharp:
+        q, k = 3 * q, k.pow(3)
+    mask = torch.arange(tokens) >= 3 if padded else None
+    payload = {"q": q, "k": k, "key_mask": None if mask is None else mask.expand(BATCH, -1)}
+    for found in pool.run("matching_traffic", [payload] * 2):
+        said = [s[2] for s in found if s[1] == torch.int64]
+        assert said == ([15, BATCH] if padded else [15])
+        rows = [s for s in found if s[1] != torch.int64]
+        assert [s[0] for s in rows] == ["allreduce_", "_allgather_base_", "allreduce_"][: 3 if sharp else 2]
+        of_heads = BATCH * KEY_HEADS
+        assert rows[0][2] == of_heads * (48 + 24 + 24 + 96) * DIM  # queries and keys by position
+        assert rows[1][2] == of_heads * 2 * 64 * (3 + DIM)  # the top keys of two kinds

@@ -36,7 +36,9 @@ class Agreement:
         block_size: int = 0,
         start: bool = False,
         needs_gradient: bool = False,
+        told: tuple[int, ...] = (),
     ) -> None:
+        """told: whole numbers that the others are to know; with them, an exchange is made in any case."""
         value_dim = 0 if v is None else v.shape[3]
         self.call = (
             operation, q.shape[0], q.shape[1], k.shape[1], q.shape[3], value_dim, str(q.dtype), causal, sequences,
@@ -45,15 +47,16 @@ class Agreement:
         self.processes = processes
         self._gathering: Gathering | None = None
         often = processes.checks and processes.speaks_from_cpu
-        if often or self.call not in processes.agreed:
+        if told or often or self.call not in processes.agreed:
             device = "cpu" if processes.speaks_from_cpu else q.device
-            mine = torch.tensor([_number(value) for value in self.call], device=device)
+            mine = torch.tensor([*(_number(value) for value in self.call), *told], device=device)
             self._gathering = processes.begin_gather(mine)
 
-    def settle(self) -> None:
+    def settle(self) -> list[list[int]]:
+        """What every process has told."""
         if self._gathering is None:
-            return
-        everyone = self._gathering.wait().cpu()
+            return []
+        everyone, told = self._gathering.wait().cpu().tensor_split([len(FIELDS)], dim=1)
         rank, size = self.processes.rank, self.processes.size
         for name, value, column in zip(FIELDS, self.call, everyone.unbind(1), strict=True):
             if bool((column == column[0]).all()):
@@ -65,11 +68,12 @@ class Agreement:
                 + ". All of them must make the same calls, on tensors that differ in length alone"
             )
         self.processes.agreed.add(self.call)
+        return [list(row) for row in told.tolist()]
 
 
-def agree(*arguments: Any, **options: Any) -> None:
+def agree(*arguments: Any, **options: Any) -> list[list[int]]:
     """An `Agreement`, settled at once."""
-    Agreement(*arguments, **options).settle()
+    return Agreement(*arguments, **options).settle()
 
 
 def _number(value: Any) -> int:

@@ -18,7 +18,7 @@ from lln.ops.moments.statistics import statistics_of
 from lln.ops.stretches import held_by
 from lln.parallel.agreement import agree
 from lln.parallel.processes import Processes
-from lln.parallel.sampling import SamplerOver, lengths_over
+from lln.parallel.sampling import SamplerOver, are_the_same_tokens
 
 
 def moments_over(processes: Processes, x: Operands, backend: str) -> Moments:
@@ -57,14 +57,15 @@ def _in_order(parts: Tensor) -> Tensor:
 
 
 def same_tokens_over(processes: Processes, q: Tensor, k: Tensor) -> bool:
-    return lengths_over(processes, q, k)[0]
+    queries, keys = processes.gather(torch.tensor([q.shape[2], k.shape[2]], device=q.device)).T.tolist()
+    return are_the_same_tokens(queries, keys)
 
 
 def match_over(processes: Processes, x: MatchOperands, backend: str) -> Matched:
     """alpha and beta of the whole."""
-    _agree(processes, f"match_moments by {x.method}, {x.target} per {x.per}", x)
+    lengths = _agree(processes, f"match_moments by {x.method}, {x.target} per {x.per}", x)
     if x.method == "sample":
-        return matched_by(_sampler(processes, x), x)
+        return matched_by(_sampler(processes, lengths, x), x)
     with held_by(processes):
         statistics = statistics_of(
             x.q, x.k, per=x.per, key_mask=x.key_mask, cu_seqlens=x.cu_seqlens, center_keys=x.center_keys,
@@ -76,17 +77,19 @@ def match_over(processes: Processes, x: MatchOperands, backend: str) -> Matched:
 
 def entropies_over(processes: Processes, x: EntropyOperands, backend: str) -> Entropies:
     """Of the whole, on a sample of it."""
-    _agree(processes, "row entropies", x)
-    return Entropies(*entropies_on_sample(_sampler(processes, x), x.alpha, x.beta, x.scale))
+    lengths = _agree(processes, "row entropies", x)
+    return Entropies(*entropies_on_sample(_sampler(processes, lengths, x), x.alpha, x.beta, x.scale))
 
 
-def _sampler(processes: Processes, x: MatchOperands | EntropyOperands) -> SamplerOver:
-    return SamplerOver(processes, x.q, x.k, x.key_mask, x.cu_seqlens, x.scale, x.center_keys)
+def _sampler(processes: Processes, lengths: list[list[int]], x: MatchOperands | EntropyOperands) -> SamplerOver:
+    return SamplerOver(processes, lengths, x.q, x.k, x.key_mask, x.cu_seqlens, x.scale, x.center_keys)
 
 
-def _agree(processes: Processes, operation: str, x: MatchOperands | EntropyOperands) -> None:
+def _agree(processes: Processes, operation: str, x: MatchOperands | EntropyOperands) -> list[list[int]]:
+    """How many queries and keys each process has, and whether it has a mask."""
     sequences = 0 if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    agree(processes, operation, x.q, x.k, sequences=sequences)
+    told = (x.q.shape[2], x.k.shape[2], x.key_mask is not None)
+    return agree(processes, operation, x.q, x.k, sequences=sequences, told=told)
 
 
 FORMS: dict[str, Callable[..., Any]] = {

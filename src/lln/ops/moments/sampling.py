@@ -198,7 +198,7 @@ class Sampler:
         weight_even = stands * (others / stands.sum(dim=-1).clamp_min(1))[..., None]
         places = torch.cat([even, tops], dim=-1)
         weight = torch.cat([weight_even, weight_top], dim=-1)[:, :, None].expand(-1, -1, rows.position.shape[-1], -1)
-        own = rows.position if self.same_tokens else torch.zeros_like(rows.position)
+        own = rows.position if self.same_tokens else even[..., :1].expand_as(rows.position)  # any that counts
         if self.same_tokens:
             weight = torch.where(places[:, :, None] == rows.position[..., None], 0.0, weight)
         weight_own = torch.full_like(weight[..., :1], float(self.same_tokens))

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from lln.hf import LayerShape, LLNParameters
-from lln.near_far.fit import near_far_parts
 from lln_lab.bench import near_far, near_far_suspects, near_far_terms
 from lln_lab.bench.attention_of import attention_of
 from lln_lab.bench.near_far_terms_plot import draw
@@ -93,30 +92,19 @@ def test_an_interval_is_of_stretches_and_not_of_tokens() -> None:
     assert found["half_width"] == pytest.approx(1.96 * float(steps.std()) / 32**0.5)
 
 
-def test_the_dense_form_of_the_suspects_is_the_operation() -> None:
+@pytest.mark.parametrize("variant", ["the operation", "log-normal mean"])
+def test_the_dense_form_of_the_suspects_is_the_operation(variant: str) -> None:
     own = LLNParameters(LayerShape(4, 2, 8, near_far=True))
     own.set(feature_bias=torch.randn(4, 8), beta=torch.tensor([0.5, 1.5]))
-    q, k, v = torch.randn(1, 4, 90, 8), torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 8)
-    module = SimpleNamespace(lln=own)
-    plan = near_far_suspects.Plan("", "", "", block_size=8, neighbours=1, first_tokens=3)
-    scene = near_far_suspects.Scene(module, 3 * q, k, v, 0.4, plan)
-    found = scene.parts(*near_far_suspects.VARIANTS["the operation"])
-    alpha, beta, bias = own.for_attention(torch.float32)
-    expected = near_far_parts(
-        3 * q,
-        k,
-        v,
-        alpha,
-        beta,
-        feature_bias=bias,
-        block_size=8,
-        neighbours=1,
-        first_tokens=3,
-        scale=0.4,
-        is_causal=True,
-    )
-    for one, other in zip(found, expected, strict=True):
+    q, k, v = 3 * torch.randn(1, 4, 90, 8), torch.randn(1, 2, 90, 8), torch.randn(1, 2, 90, 8)
+    given = (SimpleNamespace(lln=own), q, k, v, 0.4, near_far_suspects.Plan("", "", "", block_size=8, first_tokens=3))
+    dense = near_far_suspects.Scene(*given).parts(*near_far_suspects.VARIANTS[variant])
+    layer = near_far_suspects.Layer(*given)
+    for one, other in zip(dense, layer.parts(variant), strict=True):
         torch.testing.assert_close(one, other[0], rtol=1e-3, atol=1e-4)
+    weights = torch.randn(4, 4)
+    mixed = dense[0] + torch.einsum("hndi,hi->hnd", dense[1], weights)
+    torch.testing.assert_close(mixed, layer.output(variant, weights)[0], rtol=1e-3, atol=1e-3)
 
 
 def test_every_suspect_has_a_row_and_each_fit_is_nearer_than_near_alone(

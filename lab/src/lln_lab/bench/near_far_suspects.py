@@ -6,22 +6,28 @@
     both                 as the first sketch of this attention had it
     exact mass           the true share of the far keys, which costs N^2: what a better estimate of it could bring at most
 
-Dense matrices, one text at a time; four weights a head by least squares, no choice among them. Perplexity on other texts with
-the attention of every layer replaced, and the mean over layers of each attention's error by itself.
+One text at a time; four weights a head by least squares, no choice among them. Perplexity on other texts with the attention of
+every layer replaced, and the mean over layers of each attention's error by itself. The first two are the operation itself, in
+linear time; the others are dense.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lln.hf.conversion.convert import convert
 from lln.hf.conversion.pretrained import load
 from lln.hf.conversion.text_file import TextFile
-from lln.near_far.fit import NearFarFit
+from lln.near_far import near_far_attention
+from lln.near_far.fit import NearFarFit, near_far_parts
+from lln.ops.near_far import rows
 from lln.ops.near_far.mass import excess
 from lln.results import write_result
 from lln_lab.bench.attention_of import attention_of
@@ -35,6 +41,7 @@ VARIANTS: dict[str, tuple[str, str]] = {  # how the mass is found, and whose mom
     "both": ("log-normal mean", "all"),
     "exact mass": ("exact", "far"),
 }
+ALONE = torch.tensor([1.0, 0.0, 0.0, 0.0])
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,6 @@ class Scene:
         self.near, self.far = self.seen & close, self.seen & ~close
         near_scores = self.scores.masked_fill(~self.near, -torch.inf)
         self.near_out, self.log_near = near_scores.softmax(dim=-1) @ self.v, near_scores.logsumexp(dim=-1)
-        self.softmax = self.scores.masked_fill(~self.seen, -torch.inf).softmax(dim=-1) @ self.v
         self.lln = self._lln(module.lln, groups)
 
     def _lln(self, own: Any, groups: int) -> Tensor:
@@ -102,6 +108,47 @@ class Scene:
         return (1 - share) * self.near_out, share[..., None] * parts
 
 
+def unbounded() -> AbstractContextManager[Any]:
+    """Inside, plain torch takes the log-normal mean for the far mass, however far scores spread."""
+    return patch.object(rows, "excess", lambda x, log_count: (x / 2, torch.ones_like(x)))
+
+
+class Layer:
+    """One call of attention, (B, H, N, D), and what its variants make of it."""
+
+    def __init__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, plan: Plan) -> None:
+        self.given, self.plan = (module, q, k, v, scale), plan
+        alpha, beta, bias = module.lln.for_attention(torch.float32)
+        self.inputs = (q, k, v, alpha, beta)
+        self.options: dict[str, Any] = {
+            "feature_bias": bias, "block_size": plan.block_size, "neighbours": plan.neighbours,
+            "first_tokens": plan.first_tokens, "scale": scale, "is_causal": True,
+        }  # fmt: skip
+
+    def softmax(self) -> Tensor:
+        _, q, k, v, scale = self.given
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+
+    def parts(self, variant: str) -> tuple[Tensor, Tensor]:
+        """As `lln.near_far.fit.near_far_parts`."""
+        if variant == "the operation":
+            return near_far_parts(*self.inputs, **self.options)
+        if variant == "log-normal mean":
+            with unbounded():
+                return near_far_parts(*self.inputs, **self.options, backend="chunked")
+        fixed, parts = Scene(*self.given, self.plan).parts(*VARIANTS[variant])
+        return fixed[None], parts[None]
+
+    def output(self, variant: str, weights: Tensor) -> Tensor:
+        if variant in (NEAR_ALONE, "the operation"):
+            return near_far_attention(*self.inputs, **self.options, weights=weights)
+        if variant == "log-normal mean":
+            with unbounded():
+                return near_far_attention(*self.inputs, **self.options, weights=weights, backend="chunked")
+        fixed, parts = self.parts(variant)
+        return fixed + torch.einsum("bhndi,hi->bhnd", parts, weights)
+
+
 class Switch:
     """Stands in for the model's attention: softmax that fits every variant, or one variant with its weights."""
 
@@ -114,18 +161,14 @@ class Switch:
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        scene = Scene(module, q, k, v, q.shape[3] ** -0.5 if scaling is None else scaling, self.plan)
-        out = scene.softmax
-        if self.running == NEAR_ALONE:
-            out = scene.near_out
-        elif self.running is not None:
-            fixed, parts = scene.parts(*VARIANTS[self.running])
-            out = fixed + torch.einsum("hndi,hi->hnd", parts, self.weights[id(module)].float())
+        layer = Layer(module, q, k, v, q.shape[3] ** -0.5 if scaling is None else scaling, self.plan)
+        if self.running is not None:
+            out = layer.output(self.running, self.weights.get(id(module), ALONE).float())
         else:
-            for name in self.fits:
-                fixed, parts = scene.parts(*VARIANTS[name])
-                self.fits[name].setdefault(id(module), NearFarFit()).add(out[None], fixed[None], parts[None])
-        return out[None].transpose(1, 2).contiguous(), None
+            out = layer.softmax()
+            for name, fits in self.fits.items():
+                fits.setdefault(id(module), NearFarFit()).add(out, *layer.parts(name))
+        return out.transpose(1, 2).contiguous(), None
 
 
 @torch.no_grad()
@@ -156,9 +199,8 @@ def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str,
             fits = switch.fits.get(name, {})
             switch.weights = {i: fit.weights() for i, fit in fits.items()}
             some = fits or switch.fits[plan.variants[0]]
-            alone = torch.tensor([1.0, 0.0, 0.0, 0.0])
             errors = [
-                fit.error(switch.weights.get(i, alone.expand(fit.sums.right.shape[1], -1))) for i, fit in some.items()
+                fit.error(switch.weights.get(i, ALONE.expand(fit.sums.right.shape[1], -1))) for i, fit in some.items()
             ]
             row = {"variant": name, "error": float(torch.cat(errors).mean())}
             result["rows"].append({**row, **measure(model)})

@@ -27,7 +27,7 @@ def near_far_suspects(
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
 ) -> None:
-    """Perplexity and error of each attention with one estimate changed at a time. Dense: N^2 memory."""
+    """Perplexity and error of each attention with one estimate changed at a time; only the first two are linear in memory."""
     from lln_lab.bench.near_far_suspects import VARIANTS, Plan, run
 
     unknown = [name for name in variant or [] if name not in VARIANTS]

@@ -117,9 +117,9 @@ def test_the_command_prints_a_ranking_and_writes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--length", "64", "--width", "30", "--heads", "4"], "multiple of the heads"),
-        (["--length", "64", "--member", "nobody"], "no member 'nobody'"),
-        (["--length", "64", "--clock", "sun"], "clock is one of"),
+        (["--length", "64", "--width", "30", "--heads", "4"], "multiple of the number of heads"),
+        (["--length", "64", "--member", "nobody"], "unknown attention 'nobody'"),
+        (["--length", "64", "--clock", "sun"], "clock must be one of"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(given: list[str], words: str) -> None:

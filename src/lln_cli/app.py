@@ -94,7 +94,7 @@ def build() -> typer.Typer:
     app = typer.Typer(
         cls=Ordered,
         help=f"Linear Log-Normal attention. Results go to the folder runs/ unless --out says otherwise. "
-        f"demo, look, choose, reproduce, bench and report come with {LAB}.",
+        f"demo, look, choose, reproduce, bench, gpu and report come with {LAB}.",
         no_args_is_help=True,
         add_completion=False,
     )

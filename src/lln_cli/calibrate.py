@@ -11,13 +11,15 @@ from lln_cli.out_options import file_to_write
 
 
 def calibrate(
-    out: Annotated[Path, file_to_write("Where the table goes (JSON).")] = Path("runs/calibration/matching.json"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0; the shipped table has 64.")] = 64,
-    head_dims: Annotated[list[int] | None, typer.Option("--head-dim", help="A head size; may be repeated.")] = None,
+    out: Annotated[Path, file_to_write("JSON file for the table.")] = Path("runs/calibration/matching.json"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; the shipped table used 64.")] = 64,
+    head_dims: Annotated[
+        list[int] | None, typer.Option("--head-dim", help="Only this head size; may be repeated.")
+    ] = None,
 ) -> None:
     """Measure how concentrated softmax and LLN are on Gaussian inputs, and write the table that moment matching uses.
 
-    Finished cells of (head size, length) are kept beside the table, so an interrupted run carries on where it stopped.
+    Finished cells of (head size, length) are kept beside the table, so an interrupted run resumes where it stopped.
     """
     from lln.matching import calibration
     from lln.results import provenance
@@ -25,7 +27,7 @@ def calibrate(
 
     dims = sorted(head_dims or calibration.HEAD_DIMS)
     if len(dims) < 2 or dims[0] < 1:
-        raise typer.BadParameter(f"a table needs two positive head sizes or more to interpolate between, got {dims}")
+        raise typer.BadParameter(f"a table needs at least two positive head sizes to interpolate between; got {dims}")
     stated = list(range(seeds))
     todo = [(d, n) for d in dims for n in calibration.LENGTHS]
     cells: dict[tuple[int, int], calibration.Curves] = {}

@@ -26,7 +26,7 @@ from lln_cli.quiet import quiet_libraries
 def convert(
     model: Model,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Texts to calibrate on: one per line, or JSON lines; .xz is read, too.")
+        Path, typer.Option(exists=True, help="Texts to calibrate on: one per line, or JSON lines; may be .xz.")
     ],
     out: Annotated[Path, folder_to_write("Folder for the converted model and convert.json.")] = Path("runs/converted"),
     test_data: TestData = None,
@@ -86,7 +86,7 @@ def _layers(given: list[str]) -> list[int] | str:
         return [int(x) for x in given]
     except ValueError:
         raise typer.BadParameter(
-            f"--keep-softmax takes numbers of layers, or auto alone, got {' '.join(given)}"
+            f"--keep-softmax takes layer numbers, or auto alone; got {' '.join(given)}"
         ) from None
 
 

@@ -25,18 +25,20 @@ from lln_cli.quiet import quiet_libraries
 def distil(
     model: Model,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Texts to train on: one per line, or JSON lines; .xz is read, too.")
+        Path, typer.Option(exists=True, help="Texts to train on: one per line, or JSON lines; may be .xz.")
     ],
-    out: Annotated[
-        Path, folder_to_write("Folder for checkpoints and the model. An interrupted run carries on.")
-    ] = Path("runs/distilled"),
+    out: Annotated[Path, folder_to_write("Folder for checkpoints and the model; an interrupted run resumes.")] = Path(
+        "runs/distilled"
+    ),
     test_data: TestData = None,
     result: Annotated[Path | None, file_to_write("JSON to write; default: distil.json in --out.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, one batch each.")] = 960,
-    end_to_end_steps: Annotated[int | None, typer.Option(help="Steps of them end to end; default: two thirds.")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate layer by layer; a quarter of it end to end.")] = 2e-2,
+    end_to_end_steps: Annotated[
+        int | None, typer.Option(help="How many of the steps are end to end; default: two thirds.")
+    ] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate for single layers; a quarter of it end to end.")] = 2e-2,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
-    maps: Annotated[str, typer.Option(help="free, folded, none, or auto: what the attention takes.")] = "auto",
+    maps: Annotated[str, typer.Option(help="free, folded, none, or auto (best for the attention).")] = "auto",
     learn: Annotated[
         list[str] | None,
         typer.Option(help="Only alpha, beta, feature_bias, mix, weights, maps, or nothing; may be repeated."),
@@ -56,9 +58,9 @@ def distil(
     block_size: BlockSize = 64,
     neighbours: Neighbours = 0,
     first_tokens: FirstTokens = 0,
-    layer_texts: Annotated[int, typer.Option(min=0, help="Compare layer by layer on this many texts; 0: do not.")] = 0,
+    layer_texts: Annotated[int, typer.Option(min=0, help="Compare layer by layer on this many texts; 0: skip.")] = 0,
     classify: Annotated[
-        int, typer.Option(min=0, help="Train a logistic regression on this many labelled texts; 0: none.")
+        int, typer.Option(min=0, help="Train a logistic regression on this many labelled texts; 0: skip.")
     ] = 0,
     threads: Threads = 0,
     seed: Annotated[int, typer.Option(help="Seed for the order of the texts.")] = 0,

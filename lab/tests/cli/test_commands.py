@@ -20,10 +20,11 @@ def invoke(*arguments: str) -> str:
 def test_the_demo_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     text = invoke("demo", "--steps", "2", "--longest", "512", "--out", str(tmp_path))
     result = json.loads((tmp_path / "demo.json").read_text())
+    maps = json.loads((tmp_path / result["maps_beside"]).read_text())["maps"]
     assert [run["attention"] for run in result["runs"]] == ["softmax", "lln", "lln_diag"]
     assert all(run["steps"] == 2 and "attention/0/entropy" in run["history"][0] for run in result["runs"])
     assert result["provenance"]["versions"]["torch"] and result["timing"]["lengths"] == [256, 512]
-    assert {(m["attention"], m["layer"], m["head"]) for m in result["maps"]} == {
+    assert {(m["attention"], m["layer"], m["head"]) for m in maps} == {
         (kind, layer, head) for kind in ("softmax", "lln", "lln_diag") for layer in range(3) for head in range(4)
     }
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -108,7 +108,7 @@ def test_a_causal_language_model_refuses_an_attention_without_a_causal_form(tmp_
 
 def test_wrong_lengths_are_refused_with_what_fits(tmp_path: Path) -> None:
     text = invoke("reproduce", "length", "--lengths", "1024,4k", "--out", str(tmp_path), expected=2)
-    assert "whole numbers with commas between" in text and "'4k'" in text
+    assert "whole numbers separated by commas" in text and "'4k'" in text
     text = invoke("reproduce", "length", "--lengths", "64,32", "--out", str(tmp_path), expected=2)
     assert "lengths must grow, got 64, 32" in text
 

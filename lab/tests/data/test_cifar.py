@@ -81,14 +81,14 @@ def test_more_classes_than_cifar_has_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (pickle.dumps({b"labels": [1]}), "labels, and no data"),
-        (pickle.dumps({b"data": [[1]], b"fine_labels": [1]}), "data, fine_labels, and no labels"),
-        (pickle.dumps([1, 2]), "no fields, and no data and no labels"),
+        (pickle.dumps({b"labels": [1]}), "labels, but no data"),
+        (pickle.dumps({b"data": [[1]], b"fine_labels": [1]}), "data, fine_labels, but no labels"),
+        (pickle.dumps([1, 2]), "no fields, but no data and no labels"),
         (pickle.dumps({b"data": [[1, 2]], b"labels": [1, 2]}), "1 pictures and 2 labels"),
         (pickle.dumps({b"data": [[1, 2]], b"labels": [1]}), r"shape \(2,\)"),
         (pickle.dumps({b"data": [[1] * 3072], b"labels": [99]}), "labels up to 99"),
-        (pickle.dumps(batch(0), protocol=3)[:500], "cut short"),
-        (b"", "cut short"),
+        (pickle.dumps(batch(0), protocol=3)[:500], "truncated"),
+        (b"", "truncated"),
     ],
     ids=["no data", "other labels", "a list", "a label too many", "other shape", "other classes", "half", "empty"],
 )

@@ -81,7 +81,7 @@ def test_the_official_columns(task: str, tmp_path: Path) -> None:
 
 def test_files_of_another_task_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "sst2")
-    with pytest.raises(ValueError, match="no label|no question|and no"):
+    with pytest.raises(ValueError, match="but not"):
         lln_lab.data.load("glue/qnli", source=tmp_path / "SST-2")
 
 
@@ -108,10 +108,10 @@ def test_an_empty_file_and_a_score_that_is_no_number_are_refused_by_name(tmp_pat
     write(tmp_path, "stsb")
     path = tmp_path / "STS-B" / "dev.tsv"
     path.write_text(path.read_text().replace("3.800", "much"))
-    with pytest.raises(ValueError, match=r"dev\.tsv has the score 'much', which is no number"):
+    with pytest.raises(ValueError, match=r"dev\.tsv has the score 'much', which is not a number"):
         lln_lab.data.load("glue/stsb", source=tmp_path)
     path.write_text("")
-    with pytest.raises(ValueError, match=r"dev\.tsv has the columns none, and no sentence1"):
+    with pytest.raises(ValueError, match=r"dev\.tsv has the columns none but not sentence1"):
         lln_lab.data.load("glue/stsb", source=tmp_path)
 
 

@@ -105,7 +105,7 @@ def members_end(path: Path) -> list[int]:
 
 
 def refused_as_cut(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.tar.* is cut short"):
+    with pytest.raises(ValueError, match=r"train\.tar.* is truncated"):
         lln_lab.data.load("dogs_vs_cats", source=folder, cache=folder / "cache", size=8)
     assert not list((folder / "cache").iterdir())
 
@@ -148,7 +148,7 @@ def test_one_class_is_refused(tmp_path: Path) -> None:
         fill(tmp_path, split)
         for file in (tmp_path / split / "dog").iterdir():
             file.unlink()
-    with pytest.raises(ValueError, match="one class only, cat; at least two"):
+    with pytest.raises(ValueError, match="one class only, cat; expected at least two"):
         lln_lab.data.load("dogs_vs_cats", source=tmp_path, cache=tmp_path / "cache", size=8)
 
 

@@ -39,14 +39,14 @@ def test_jsonl(tmp_path: Path, ending: str, pack) -> None:  # type: ignore[no-un
     [
         (
             '{"text": "a", "label": 1}\n{"review": "b", "label": 0}',
-            "train.jsonl, line 2 has review, label, and no text",
+            "train.jsonl, line 2 has review, label, but no text",
         ),
-        ('{"text": "a"}', "line 1 has text, and no label"),
-        ('["a", 1]', "line 1 has no fields, and no text and no label"),
+        ('{"text": "a"}', "line 1 has text, but no label"),
+        ('["a", 1]', "line 1 has no fields, but no text and no label"),
         ('{"text": "a", "lab', "line 1 is not JSON"),
-        ('{"text": 3, "label": 1}', "text is a string"),
-        ('{"text": "a", "label": "good"}', "label 0 or 1; given str and 'good'"),
-        ("", "no review in .*train.jsonl"),
+        ('{"text": 3, "label": 1}', "text must be a string"),
+        ('{"text": "a", "label": "good"}', "label 0 or 1; got str and 'good'"),
+        ("", "no reviews found in .*train.jsonl"),
     ],
 )
 def test_rows_that_are_no_reviews_are_refused_by_name(tmp_path: Path, lines: str, told: str) -> None:
@@ -60,7 +60,7 @@ def test_rows_that_are_no_reviews_are_refused_by_name(tmp_path: Path, lines: str
 def test_a_packed_file_that_is_cut_short_is_refused(tmp_path: Path, ending: str, pack) -> None:  # type: ignore[no-untyped-def]
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl{ending}").write_bytes(pack(jsonl())[:-20])
-    with pytest.raises(ValueError, match=rf"train\.jsonl{ending} is cut short"):
+    with pytest.raises(ValueError, match=rf"train\.jsonl{ending} is truncated"):
         lln_lab.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
 
 
@@ -75,7 +75,7 @@ def test_folders_without_reviews_are_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for kind in ("neg", "pos"):
             (tmp_path / split / kind).mkdir(parents=True)
-    with pytest.raises(ValueError, match="no review in .*neg"):
+    with pytest.raises(ValueError, match="no reviews found in .*neg"):
         lln_lab.data.load("lra/text", source=tmp_path, cache=tmp_path / "cache")
 
 

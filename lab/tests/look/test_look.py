@@ -48,6 +48,19 @@ def test_averages_are_those_of_the_whole_matrix() -> None:
     torch.testing.assert_close(bits, -(dense * dense.log2()).sum(-1).mean(-1))
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"mask": torch.ones(1, 1, 40, 40).tril().bool()}], ids=str)
+def test_the_maps_of_some_heads_are_those_of_all(options: dict[str, object]) -> None:
+    q, k = torch.randn(2, 1, 4, 40, 8, generator=torch.Generator().manual_seed(0))
+    layer = Layer(SoftmaxMatrix(q, k, **options), q, k, 0)  # type: ignore[arg-type]
+    assert layer.of_heads([3, 1]).q.shape[1] == 2
+    every = {(one["label"], one["head"]): one for one in attention_maps([layer], ["x"] * 40)}
+    for one in attention_maps([layer], ["x"] * 40, heads=[3, 1]):
+        same = every[one["label"], one["head"]]
+        assert one["entropy"] == pytest.approx(same["entropy"], abs=2e-4) and one["gap"] == same["gap"]
+        ours, whole = (decode(x["codes"], 40, 40) for x in (one, same))
+        numpy.testing.assert_allclose(ours, whole, rtol=0.02, atol=1e-6)
+
+
 def test_long_inputs_are_averaged_until_they_fit() -> None:
     q, k = torch.randn(2, 1, 1, 2048, 8, generator=torch.Generator().manual_seed(0))
     found = attention_maps([Layer.of(0, q, k)], [str(i) for i in range(2048)])

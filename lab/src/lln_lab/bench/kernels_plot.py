@@ -11,7 +11,7 @@ def draw(result: dict[str, Any]) -> Figure:
     """One panel for forward and one for forward + backward, for each number of threads."""
     threads = sorted({row["threads"] for row in result["timings"]})
     look = looks(name for row in result["timings"] for name in row["methods"])
-    figure, axes = panels(2, rows=len(threads), width=5.5, height=4.0)
+    figure, axes = panels(2, rows=len(threads), width=4.6, height=3.6)
     places = iter(axes)
     for number in threads:
         for backward in (False, True):

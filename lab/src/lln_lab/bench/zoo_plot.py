@@ -14,7 +14,7 @@ def draw(result: dict[str, Any]) -> Figure:
     """One row of panels per shape; softmax and LLN stand out."""
     shapes = list(result["plan"]["lengths"])
     look = looks(r["member"] for r in result["rows"])
-    figure, axes = panels(2, rows=len(shapes), width=6.0, height=4.6)
+    figure, axes = panels(2, rows=len(shapes), width=4.6, height=3.8)
     places = iter(axes)
     for shape in shapes:
         for measure, label, unit in PANELS:

@@ -20,7 +20,7 @@ from lln_lab.cli.bench_start import start
 from lln_lab.cli.bench_sums import sums
 from lln_lab.cli.bench_zoo import zoo
 
-app = typer.Typer(help="Speed and memory, as ratios measured in one run.", no_args_is_help=True)
+app = typer.Typer(help="Measure speed and memory, as ratios within one run.", no_args_is_help=True)
 for _benchmark in (
     operator,
     kernels,

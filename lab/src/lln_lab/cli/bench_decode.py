@@ -16,7 +16,7 @@ def decode(
     longest: Annotated[int, typer.Option(min=1000, help="Longest context.")] = 100_000,
     steps: Annotated[int, typer.Option(min=1, help="Tokens to decode; the median counts.")] = 30,
 ) -> None:
-    """A small random Llama decodes after 1,000 tokens and more: LLN, LLN+Diag and softmax with a cache of keys."""
+    """Decode with a small random Llama after 1,000 tokens and more: LLN, LLN+Diag, and softmax with a key-value cache."""
     from lln.results import write_result
     from lln_lab.bench.decode import Plan, run
 

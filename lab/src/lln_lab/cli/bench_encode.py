@@ -14,11 +14,11 @@ from lln_cli.out_options import folder_to_write
 def encode(
     out: Annotated[Path, folder_to_write("Folder for the JSON; lengths already in it are kept.")] = Path("runs/bench"),
     lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "512,1024,2048,4096,8192",
-    batch: Annotated[int, typer.Option(min=1, help="Documents at once.")] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 5,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to torch.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; the median counts.")] = 5,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves the choice to torch.")] = 0,
 ) -> None:
-    """A BERT encoder of all-MiniLM's shape, random weights: LLN+Diag and LLN as ratios to softmax, and the crossover."""
+    """Encode with a random BERT of all-MiniLM's shape: time relative to softmax, and the break-even length."""
     from lln_lab.bench.encode import ATTENTIONS, Plan, run
 
     try:

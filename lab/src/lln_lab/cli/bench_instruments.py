@@ -10,14 +10,12 @@ from lln_cli.out_options import file_to_write
 
 
 def instruments(
-    out: Annotated[Path, file_to_write("Where the result goes (JSON).")] = Path("results/instruments.json"),
-    length: Annotated[
-        int, typer.Option(min=256, help="Length of the softmax attention measured by products.")
-    ] = 16_384,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of three plain training steps and a watched one.")] = 10,
+    out: Annotated[Path, file_to_write("JSON file for the result.")] = Path("runs/bench/instruments.json"),
+    length: Annotated[int, typer.Option(min=256, help="Length for the spectral gap of softmax.")] = 16_384,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of three plain training steps and one with a probe.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
 ) -> None:
-    """Time of LLN's spectral gap at 65,536 tokens, of softmax's without its matrix, and of training with a probe."""
+    """Time of the spectral gap of LLN at 65,536 tokens and of softmax without its matrix, and of training with a probe."""
     from lln.results import write_result
     from lln_lab.bench.instruments import run
 

@@ -15,10 +15,10 @@ def kernels(
     out: Annotated[Path, folder_to_write("Folder for the JSON and the plot.")] = Path("runs/bench"),
     lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "256,1024,4096,16384,65536",
     threads: Annotated[str, typer.Option(help="Numbers of threads, separated by commas.")] = "1,2",
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each at N = 4,096; the median counts.")] = 15,
-    quick: Annotated[bool, typer.Option("--quick", help="Short lengths and few runs, to see that all works.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs at N = 4,096; the median counts.")] = 15,
+    quick: Annotated[bool, typer.Option("--quick", help="Short lengths and few runs, as a smoke test.")] = False,
 ) -> None:
-    """Time and memory of native, matched, causal, chunked, eager, ELU and softmax, as ratios to q @ (k.mT @ v)."""
+    """Time and memory of the CPU kernel and its alternatives, relative to q @ (k.mT @ v)."""
     from lln.ops.lln import attention
     from lln.results import write_result
     from lln_lab.bench.kernels import Plan, run

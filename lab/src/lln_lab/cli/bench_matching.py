@@ -13,10 +13,10 @@ from lln_cli.out_options import file_to_write, folder_to_write
 def matching(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
     longest: Annotated[int, typer.Option(min=256, help="Longest sequence.")] = 16_384,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each kind of inputs.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the measurement of time.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per input distribution.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the timing.")] = 40,
 ) -> None:
-    """Entropy of LLN minus softmax's on inputs of many distributions, by the table and on a sample; time of matching."""
+    """Entropy of LLN minus softmax's on many input distributions, with the table and on a sample; time of matching."""
     from lln.results import write_result
     from lln_lab.bench import matching_inputs, matching_time
 
@@ -50,15 +50,15 @@ def _table(result: dict[str, Any]) -> Table:
 
 def matching_model(
     model: Annotated[str, typer.Argument(help="Folder or name of a Hugging Face model.")],
-    data: Annotated[Path, typer.Option(help="Texts: plain, one a line, or JSON lines with a field `text`; .xz too.")],
-    out: Annotated[Path, file_to_write("Where the result goes (JSON).")] = Path("runs/bench/matching_model.json"),
-    texts: Annotated[int, typer.Option(min=1, help="How many texts.")] = 8,
-    max_length: Annotated[int, typer.Option(min=16, help="Tokens a text is cut at.")] = 512,
+    data: Annotated[Path, typer.Option(help="Texts: one per line, or JSON lines with a field `text`; may be .xz.")],
+    out: Annotated[Path, file_to_write("JSON file for the result.")] = Path("runs/bench/matching_model.json"),
+    texts: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 8,
+    max_length: Annotated[int, typer.Option(min=16, help="Cut texts after this many tokens.")] = 512,
     join: Annotated[int, typer.Option(min=0, help="Join lines to texts of about this many characters.")] = 4000,
-    gguf_file: Annotated[str | None, typer.Option(help="Name of a .gguf file in the folder.")] = None,
+    gguf_file: Annotated[str | None, typer.Option(help="Name of a .gguf file in the model's folder.")] = None,
     center_keys: Annotated[bool, typer.Option(help="Subtract the mean key.")] = False,
 ) -> None:
-    """Entropies of every layer and head of a model: softmax's, and LLN's by the table and on a sample."""
+    """Entropy of every layer and head of a model: softmax, and LLN with the table and on a sample."""
     from lln.hf.conversion.text_file import TextFile
     from lln.results import write_result
     from lln_lab.bench.matching_models import run
@@ -71,12 +71,12 @@ def matching_model(
 
 
 def matching_training(
-    data: Annotated[Path, typer.Option(help="Texts: plain, one a line, or JSON lines with a field `text`; .xz too.")],
-    out: Annotated[Path, file_to_write("Where the result goes (JSON).")] = Path("runs/bench/matching_training.json"),
-    steps: Annotated[int, typer.Option(min=3, help="Steps of training, for each attention.")] = 150,
-    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters.")] = 4000,
+    data: Annotated[Path, typer.Option(help="Texts: one per line, or JSON lines with a field `text`; may be .xz.")],
+    out: Annotated[Path, file_to_write("JSON file for the result.")] = Path("runs/bench/matching_training.json"),
+    steps: Annotated[int, typer.Option(min=3, help="Training steps per attention.")] = 150,
+    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of about this many characters.")] = 4000,
 ) -> None:
-    """A small RoBERTa while it trains: entropies of its heads, and its loss with softmax and both ways of matching."""
+    """Train a small RoBERTa: entropy of its heads, and loss with softmax and with both matching methods."""
     from lln.hf.conversion.text_file import TextFile
     from lln.results import write_result
     from lln_lab.bench.matching_training import Plan, run, shortened

@@ -14,28 +14,26 @@ from lln_cli.out_options import file_to_write
 
 def near_far(
     model: Model,
-    data: Annotated[Path, typer.Option(exists=True, help="Texts to fit on: a line each, or JSON lines (.xz too).")],
+    data: Annotated[Path, typer.Option(exists=True, help="Texts to fit on: one per line, or JSON lines; may be .xz.")],
     test_data: Annotated[Path, typer.Option(exists=True, help="Texts to measure on.")],
-    out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far.json"),
-    texts: Annotated[int, typer.Option(min=2, help="Long texts to fit on; of encoders as many short ones.")] = 8,
+    out: Annotated[Path, file_to_write("JSON file to write.")] = Path("runs/bench/near_far.json"),
+    texts: Annotated[int, typer.Option(min=2, help="Long texts to fit on; for encoders also as many short ones.")] = 8,
     test_texts: Annotated[
-        int, typer.Option(min=3, help="Long texts to measure on; of encoders as many short ones.")
+        int, typer.Option(min=3, help="Long texts to measure on; for encoders also as many short ones.")
     ] = 48,
-    length: Annotated[int, typer.Option(min=8, help="Tokens of a long text.")] = 512,
+    length: Annotated[int, typer.Option(min=8, help="Tokens per long text.")] = 512,
     join: Join = 0,
-    basis: Annotated[
-        list[str] | None, typer.Option(help="Only these rows, by what is fitted; may be repeated.")
-    ] = None,
+    basis: Annotated[list[str] | None, typer.Option(help="Only this kind of fit; may be repeated.")] = None,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for choosing texts.")] = 0,
 ) -> None:
-    """Four weights a head in closed form, then similarity of embeddings (encoders) or perplexity (causal models)."""
+    """Fit near-far attention to a model, then measure embedding similarity (encoders) or perplexity (causal models)."""
     from lln_lab.bench.near_far import BASES, CHOSEN, NEAR_ALONE, NOT_FITTED, Plan, run
 
     known = (NEAR_ALONE, NOT_FITTED, *BASES, CHOSEN)
     unknown = [name for name in basis or [] if name not in known]
     if unknown:
-        raise typer.BadParameter(f"--basis is one of {', '.join(known)}; got {', '.join(unknown)}")
+        raise typer.BadParameter(f"--basis must be one of {', '.join(known)}; got {', '.join(unknown)}")
     console = Console()
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("reading", total=None)

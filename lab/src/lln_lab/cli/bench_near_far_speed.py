@@ -11,12 +11,12 @@ from lln_cli.out_options import file_to_write
 
 
 def near_far_speed(
-    out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far_speed.json"),
+    out: Annotated[Path, file_to_write("JSON file to write.")] = Path("runs/bench/near_far_speed.json"),
     lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "128,256,384,512,1024,4096,16384",
-    repeats: Annotated[int, typer.Option(min=1, help="Calls of each at 4,096 tokens; more of shorter ones.")] = 9,
-    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls at 4,096 tokens; shorter lengths get more.")] = 9,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
 ) -> None:
-    """Ratios to the bare products, growth with the length, the length from which it beats softmax, and decoding."""
+    """Near-far attention: time relative to bare products, growth with length, break-even with softmax, and decoding."""
     from lln.results import write_result
     from lln_lab.bench.near_far_speed import Plan, run
 

@@ -13,26 +13,28 @@ from lln_cli.out_options import file_to_write
 
 def near_far_suspects(
     model: Model,
-    data: Annotated[Path, typer.Option(exists=True, help="Texts to fit on: a line each, or JSON lines (.xz too).")],
+    data: Annotated[Path, typer.Option(exists=True, help="Texts to fit on: one per line, or JSON lines; may be .xz.")],
     test_data: Annotated[Path, typer.Option(exists=True, help="Texts to measure on.")],
-    out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far_suspects.json"),
-    length: Annotated[int, typer.Option(min=8, help="Tokens of a text.")] = 512,
-    join: Annotated[int, typer.Option(min=0, help="Join lines to texts of so many characters; 0: a line each.")] = 4000,
+    out: Annotated[Path, file_to_write("JSON file to write.")] = Path("runs/bench/near_far_suspects.json"),
+    length: Annotated[int, typer.Option(min=8, help="Tokens per text.")] = 512,
+    join: Annotated[
+        int, typer.Option(min=0, help="Join lines to texts of about this many characters; 0: one text per line.")
+    ] = 4000,
     texts: Annotated[int, typer.Option(min=1, help="Texts to fit on.")] = 3,
     test_texts: Annotated[int, typer.Option(min=1, help="Texts to measure on.")] = 4,
     block_size: BlockSize = 64,
     neighbours: Neighbours = 1,
     first_tokens: FirstTokens = 4,
-    variant: Annotated[list[str] | None, typer.Option(help="Only these variants; may be repeated.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="Only this variant; may be repeated.")] = None,
     threads: Threads = 0,
-    seed: Annotated[int, typer.Option(help="Of the choice of texts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for choosing texts.")] = 0,
 ) -> None:
-    """Perplexity and error of each attention with one estimate changed at a time; only the first two are linear in memory."""
+    """Perplexity and error with one estimate changed at a time; only the first two variants are linear in memory."""
     from lln_lab.bench.near_far_suspects import VARIANTS, Plan, run
 
     unknown = [name for name in variant or [] if name not in VARIANTS]
     if unknown:
-        raise typer.BadParameter(f"--variant is one of {', '.join(VARIANTS)}; got {', '.join(unknown)}")
+        raise typer.BadParameter(f"--variant must be one of {', '.join(VARIANTS)}; got {', '.join(unknown)}")
     console = Console()
     plan = Plan(
         model, str(data), str(test_data), length, join, texts, test_texts, block_size, neighbours, first_tokens,

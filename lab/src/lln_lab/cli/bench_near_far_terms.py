@@ -12,13 +12,13 @@ from lln_cli.out_options import file_to_write
 
 def near_far_terms(
     model: Annotated[
-        str | None, typer.Option(help="An encoder to look at the far mass in: a folder or a name.")
+        str | None, typer.Option(help="Encoder in which to measure the far mass: folder or Hugging Face name.")
     ] = None,
     data: Annotated[Path | None, typer.Option(exists=True, help="Texts for the model.")] = None,
-    out: Annotated[Path, file_to_write("The JSON.")] = Path("runs/bench/near_far_terms.json"),
-    seed: Annotated[int, typer.Option(help="Of the draws and of the choice of texts.")] = 0,
+    out: Annotated[Path, file_to_write("JSON file to write.")] = Path("runs/bench/near_far_terms.json"),
+    seed: Annotated[int, typer.Option(help="Seed for draws and for choosing texts.")] = 0,
 ) -> None:
-    """Squared error of the output over softmax's power, term by term, on Gaussian q, k and v; the far mass in a model."""
+    """Error of each term of near-far attention on Gaussian inputs, and the estimated far mass in a model."""
     from lln.results import write_result
     from lln_lab.bench.near_far_terms import TERMS, Plan, run
     from lln_lab.bench.near_far_terms_plot import draw

@@ -14,11 +14,11 @@ from lln_cli.out_options import folder_to_write
 def operator(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
     longest: Annotated[
-        int, typer.Option(min=1024, help="Longest sequence for the growth of time (one head).")
+        int, typer.Option(min=1024, help="Longest sequence for time against length (one head).")
     ] = 262_144,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; the median counts.")] = 7,
 ) -> None:
-    """Forward + backward at B=1, H=12, D=64, N=16,384 against plain eager PyTorch, and time against the length."""
+    """Forward + backward at B=1, H=12, D=64, N=16,384 relative to eager PyTorch, and time against length."""
     from lln.results import write_result
     from lln_lab.bench.operator import Plan, run
 

@@ -12,21 +12,19 @@ from lln_cli.out_options import folder_to_write
 
 def parallel(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Measure nothing: print what a step would take elsewhere.")
-    ] = False,
-    tokens: Annotated[int, typer.Option(min=1024, help="Of the longest sequence that is trained on.")] = 1_048_576,
-    longest: Annotated[int, typer.Option(min=0, help="Only attention, one head of 16, on so many tokens.")] = 0,
-    speed: Annotated[bool, typer.Option("--speed", help="Only attention, two processes against one.")] = False,
-    steps: Annotated[int, typer.Option(min=2, help="Of training.")] = 3,
-    devices: Annotated[int, typer.Option(min=1, help="On paper: how many.")] = 8,
-    layers: Annotated[int, typer.Option(min=1, help="On paper: of the model.")] = 12,
-    width: Annotated[int, typer.Option(min=1, help="On paper: of the model.")] = 768,
-    heads: Annotated[int, typer.Option(min=1, help="On paper: of the model.")] = 12,
-    operations: Annotated[float, typer.Option(help="On paper: a second, of a device.")] = 300e12,
-    bandwidth: Annotated[float, typer.Option(help="On paper: bytes a second, of a device's link.")] = 50e9,
+    plan: Annotated[bool, typer.Option("--plan", help="Measure nothing: estimate a step on other hardware.")] = False,
+    tokens: Annotated[int, typer.Option(min=1024, help="Tokens of the longest training sequence.")] = 1_048_576,
+    longest: Annotated[int, typer.Option(min=0, help="Attention only, one head of 16, on this many tokens.")] = 0,
+    speed: Annotated[bool, typer.Option("--speed", help="Attention only, two processes against one.")] = False,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps.")] = 3,
+    devices: Annotated[int, typer.Option(min=1, help="For --plan: number of devices.")] = 8,
+    layers: Annotated[int, typer.Option(min=1, help="For --plan: size of the model.")] = 12,
+    width: Annotated[int, typer.Option(min=1, help="For --plan: size of the model.")] = 768,
+    heads: Annotated[int, typer.Option(min=1, help="For --plan: size of the model.")] = 12,
+    operations: Annotated[float, typer.Option(help="For --plan: operations per second and device.")] = 300e12,
+    bandwidth: Annotated[float, typer.Option(help="For --plan: bytes per second of a device's link.")] = 50e9,
 ) -> None:
-    """Memory, traffic and losses of training on one sequence cut over 1, 2 and 4 processes."""
+    """Memory, traffic and loss of training on one sequence split over 1, 2 and 4 processes."""
     from lln.results import write_result
 
     console = Console()

@@ -13,9 +13,9 @@ from lln_cli.out_options import folder_to_write
 
 def peers(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; the median counts.")] = 7,
 ) -> None:
-    """Layers of performer-pytorch, nystrom-attention, linformer, reformer-pytorch, local-attention against the zoo's."""
+    """Compare the zoo with performer-pytorch, nystrom-attention, linformer, reformer-pytorch and local-attention."""
     from lln.results import write_result
     from lln_lab.bench.peers import PEERS, SIZES, run
 

@@ -13,9 +13,9 @@ from lln_cli.out_options import folder_to_write
 
 def start(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs of each; the median counts.")] = 7,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs; the median counts.")] = 7,
 ) -> None:
-    """Fresh interpreters: imports, the first call and the command's help, as ratios to a bare `import torch`."""
+    """Start-up time of imports, first call and `lln --help`, relative to `import torch`."""
     from lln.results import write_result
     from lln_lab.bench.start import run
 

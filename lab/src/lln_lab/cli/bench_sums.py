@@ -14,9 +14,9 @@ from lln_cli.out_options import folder_to_write
 def sums(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
     longest: Annotated[int, typer.Option(min=1000, help="Longest sequence.")] = 1_000_000,
-    decoded: Annotated[int, typer.Option(min=1, help="Tokens to decode one by one.")] = 20_000,
+    decoded: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 20_000,
 ) -> None:
-    """Errors of outputs and gradients at 1,000 tokens and more, constant and Gaussian inputs, against float64."""
+    """Errors of outputs and gradients against float64, from 1,000 tokens up, for constant and Gaussian inputs."""
     from lln.results import write_result
     from lln_lab.bench.long_sums import NAMES, Plan, run
 

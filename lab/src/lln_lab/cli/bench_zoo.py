@@ -12,7 +12,7 @@ from lln_cli.out_options import folder_to_write
 
 
 def zoo(
-    out: Annotated[Path, folder_to_write("Folder for the JSON, the plot and the notes to go on from.")] = Path(
+    out: Annotated[Path, folder_to_write("Folder for the JSON, the plot and intermediate results.")] = Path(
         "runs/bench"
     ),
     name: Annotated[str, typer.Option(help="Name of the JSON and the plot.")] = "zoo",
@@ -22,16 +22,16 @@ def zoo(
     small: Annotated[
         str, typer.Option(help="Lengths for the small shape (64 wide, 2 heads, 2 layers); empty for none.")
     ] = "1024,2048,4096,8192,16384",
-    members: Annotated[str, typer.Option(help="Members, or empty for all.")] = "",
-    layers: Annotated[int, typer.Option(min=0, help="Layers of the RoBERTa shape; 0 for its own 12.")] = 0,
+    members: Annotated[str, typer.Option(help="Attentions, separated by commas; empty for all.")] = "",
+    layers: Annotated[int, typer.Option(min=0, help="Layers of the RoBERTa shape; 0: all 12.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps in each cell.")] = 3,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a cell.")] = 1,
-    clock: Annotated[str, typer.Option(help="'wall', or 'cpu' on a machine that has other work to do.")] = "wall",
-    memory_limit: Annotated[float, typer.Option(help="Gigabytes a cell may use.")] = 12.0,
-    time_limit: Annotated[float, typer.Option(help="Time limit of one cell, in seconds.")] = 300.0,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps per cell.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads per cell.")] = 1,
+    clock: Annotated[str, typer.Option(help="'wall', or 'cpu' (CPU time) on a busy machine.")] = "wall",
+    memory_limit: Annotated[float, typer.Option(help="Memory limit per cell, in GB.")] = 12.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit per cell, in seconds.")] = 300.0,
 ) -> None:
-    """Time and peak memory of a training step with every attention of the zoo, as ratios to softmax. Goes on if interrupted."""
+    """Time and peak memory of a training step with every attention of the zoo, relative to softmax. Resumes if interrupted."""
     from lln import zoo as members_of_the_zoo
     from lln.results import write_result
     from lln_lab.bench.zoo import Plan, run
@@ -107,4 +107,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError as wrong:
-        raise typer.BadParameter(f"lengths are whole numbers with commas between them, got {text!r}") from wrong
+        raise typer.BadParameter(f"lengths are whole numbers separated by commas; got {text!r}") from wrong

@@ -12,21 +12,21 @@ from lln_cli.out_options import file_to_write
 
 
 def choose(
-    length: Annotated[int, typer.Option(min=1, help="Tokens of an input.")],
+    length: Annotated[int, typer.Option(min=1, help="Tokens per input.")],
     width: Annotated[int, typer.Option(min=1, help="Width of the model.")] = 768,
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 12,
-    causal: Annotated[bool, typer.Option("--causal", help="For a language model: no token sees later ones.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="For language models: no token sees later ones.")] = False,
     serving: Annotated[bool, typer.Option("--serving", help="Forward only; otherwise forward and backward.")] = False,
-    member: Annotated[list[str] | None, typer.Option(help="Only these members of the zoo; repeat for more.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Lines to print; --out keeps all.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in turns; the median ratio counts.")] = 2,
-    clock: Annotated[str, typer.Option(help="'wall', or 'cpu' on a machine that has other work to do.")] = "wall",
-    memory_limit: Annotated[float, typer.Option(help="Memory limit of one member, in gigabytes.")] = 8.0,
-    time_limit: Annotated[float, typer.Option(help="Time limit of one member in one round, in seconds.")] = 60.0,
+    member: Annotated[list[str] | None, typer.Option(help="Only this attention of the zoo; may be repeated.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows to print; --out keeps all.")] = 8,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median ratio counts.")] = 2,
+    clock: Annotated[str, typer.Option(help="'wall', or 'cpu' (CPU time) on a busy machine.")] = "wall",
+    memory_limit: Annotated[float, typer.Option(help="Memory limit per attention, in GB.")] = 8.0,
+    time_limit: Annotated[float, typer.Option(help="Time limit per attention and round, in seconds.")] = 60.0,
     out: Annotated[Path | None, file_to_write("Also write everything to this JSON file.")] = None,
 ) -> None:
-    """Time every attention that qualifies on your shape, join it with the results nearest to it, and print a ranking."""
+    """Time every suitable attention on your shape, add the closest quality results, and print a ranking."""
     from dataclasses import asdict
 
     from lln import zoo
@@ -37,12 +37,14 @@ def choose(
     from lln_lab.choose.ranking import caveat, rank
 
     if width % heads:
-        raise typer.BadParameter(f"the width must be a multiple of the heads; got {width} and {heads}")
+        raise typer.BadParameter(f"the width must be a multiple of the number of heads; got {width} and {heads}")
     if clock not in CLOCKS:
-        raise typer.BadParameter(f"clock is one of {', '.join(CLOCKS)}; got {clock!r}", param_hint="--clock")
+        raise typer.BadParameter(f"clock must be one of {', '.join(CLOCKS)}; got {clock!r}", param_hint="--clock")
     unknown = sorted(set(member or ()) - set(zoo.names()))
     if unknown:
-        raise typer.BadParameter(f"no member {unknown[0]!r}; there are {', '.join(zoo.names())}", param_hint="--member")
+        raise typer.BadParameter(
+            f"unknown attention {unknown[0]!r}; choose from: {', '.join(zoo.names())}", param_hint="--member"
+        )
     left_out = {name: why for name in (member or zoo.names()) if (why := disqualified(name, causal))}
     candidates = [name for name in (member or zoo.names()) if name not in left_out]
     asked = Asked(length, width, heads, causal, serving, threads, rounds, clock, memory_limit, time_limit)

@@ -15,13 +15,13 @@ def demo(
     out: Annotated[Path, folder_to_write("Folder for the runs, the JSON, the plot and the report.")] = Path(
         "runs/demo"
     ),
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each attention.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Train every attention from this many seeds.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps per attention.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per attention.")] = 1,
     longest: Annotated[int, typer.Option(min=256, help="Longest sequence to time.")] = 16_384,
 ) -> None:
     """Train softmax, LLN and LLN+Diag side by side on Python's own sources, time them, and write a page.
 
-    Takes a few minutes on two cores. If it is interrupted, the same command carries on where it stopped.
+    Takes a few minutes on two cores. If interrupted, run it again to resume.
     """
     from lln.results import write_result
     from lln_lab.experiments import demo as experiment

@@ -93,7 +93,7 @@ def _chosen(option: str, given: list | None, all_of_them: tuple) -> list:
     wrong = [x for x in given or () if x not in all_of_them]
     if wrong:
         raise typer.BadParameter(
-            f"there is no {wrong[0]!r}; there are {', '.join(map(str, all_of_them))}", param_hint=option
+            f"unknown value {wrong[0]!r}; choose from: {', '.join(map(str, all_of_them))}", param_hint=option
         )
     return list(given or all_of_them)
 

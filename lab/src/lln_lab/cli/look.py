@@ -13,7 +13,7 @@ from lln_lab.cli.training import show
 
 def look(
     model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of a model with its tokenizer.")],
-    text: Annotated[str | None, typer.Argument(help="The text to read; or use --file.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Text to read; or use --file.")] = None,
     file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Read the text from this file instead.")
     ] = None,
@@ -23,7 +23,7 @@ def look(
     block_size: Annotated[int, typer.Option(min=1, help="Block size of LLN+Diag.")] = 64,
     max_length: Annotated[int, typer.Option(min=2, help="Cut the text after this many tokens.")] = 16_384,
 ) -> None:
-    """Show what a model attends to: softmax, LLN and their ratio, for every layer and head, on a text of yours."""
+    """Show what a model attends to in your text: softmax, LLN and their ratio, for every layer and head."""
     if (text is None) == (file is None):
         raise typer.BadParameter("give either a text or --file", param_hint="TEXT")
     quiet_libraries()

@@ -12,10 +12,10 @@ from lln_cli.out_options import file_to_write
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Folders or JSON files with results.")],
-    out: Annotated[Path, file_to_write("The page.", "--out", "-o")] = Path("runs/report.html"),
-    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+    out: Annotated[Path, file_to_write("HTML file to write.", "--out", "-o")] = Path("runs/report.html"),
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write all results in RUNS as one self-contained page with tables, verdicts, interactive plots and attention maps."""
+    """Write all results in RUNS to one self-contained page with tables, verdicts, interactive plots and attention maps."""
     from lln_lab.report import NoResults, write
 
     console = Console()

@@ -7,11 +7,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from lln_cli.out_options import folder_to_write
 
-app = typer.Typer(help="Tables and figures of the paper, measured again, and open questions.", no_args_is_help=True)
+
+class Ordered(typer.core.TyperGroup):
+    """Figures, tables, open questions, all."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        def place(name: str) -> tuple[int, int, str]:
+            if name.startswith(("fig", "table")):
+                return name.startswith("table"), len(name), name  # fig9 before fig10
+            return (3 if name == "all" else 2), 0, ""
+
+        return sorted(self.commands, key=place)
+
+
+app = typer.Typer(
+    cls=Ordered, help="Repeat the paper's tables and figures, and explore open questions.", no_args_is_help=True
+)
 
 
 class Preset(StrEnum):
@@ -19,16 +35,16 @@ class Preset(StrEnum):
     full = "full"
 
 
-PresetOption = Annotated[Preset, typer.Option(help="quick: under a minute; full: the paper's sizes.")]
-OutOption = Annotated[Path, folder_to_write("Folder for the PNG and the JSON.")]
+PresetOption = Annotated[Preset, typer.Option(help="quick: under a minute. full: the paper's sizes.")]
+OutOption = Annotated[Path, folder_to_write("Folder for the pictures and the JSON.")]
 SeedOption = Annotated[int, typer.Option(help="First seed.")]
-StepsOption = Annotated[int | None, typer.Option(min=1, help="Training steps; by default the preset's.")]
-FOLDER = Path("results")
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Training steps; default: the preset's.")]
+FOLDER = Path("runs/figures")
 
 
 @app.command()
 def fig2(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
-    """Entropy and spectral gap of attention kernels against temperature."""
+    """Figure 2: entropy and spectral gap against temperature."""
     from lln_lab.experiments import fig2 as experiment
 
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
@@ -36,7 +52,7 @@ def fig2(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: See
 
 @app.command()
 def fig5(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
-    """Mean and variance of softmax attention, and LLN's variance with and without moment matching."""
+    """Figure 5: moments of softmax and LLN attention, with and without matching."""
     from lln_lab.experiments import fig5 as experiment
 
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
@@ -44,7 +60,7 @@ def fig5(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: See
 
 @app.command()
 def fig6(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
-    """Variance of sums of log-normal variables, moderate and broad."""
+    """Figure 6: variance of sums of log-normal variables."""
     from lln_lab.experiments import fig6 as experiment
 
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
@@ -52,7 +68,7 @@ def fig6(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: See
 
 @app.command()
 def fig7(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
-    """Histograms of softmax and LLN attention, before and after moment matching."""
+    """Figure 7: distribution of attention weights before and after matching."""
     from lln_lab.experiments import fig7 as experiment
 
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed)
@@ -60,7 +76,7 @@ def fig7(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: See
 
 @app.command("query-length")
 def query_length(preset: PresetOption = Preset.quick, out: OutOption = FOLDER, seed: SeedOption = 0) -> None:
-    """Open question: which attentions forget the length of the query."""
+    """Open question: which attentions ignore the length of the query?"""
     from lln_lab.experiments import query_length as experiment
 
     _finish(experiment.run(preset.value, seed), experiment.draw, out, seed, "query_length")
@@ -73,10 +89,10 @@ def fig1(
     seed: SeedOption = 0,
     steps: StepsOption = None,
     data: Annotated[
-        Path | None, typer.Option(help="A text file or a folder of them; Python's own library by default.")
+        Path | None, typer.Option(help="Text file or folder of them; default: Python's standard library.")
     ] = None,
 ) -> None:
-    """Temperature, entropy and spectral gap while a small RoBERTa trains."""
+    """Figure 1: temperature, entropy and spectral gap during training."""
     from lln_lab.experiments import fig1 as experiment
 
     _finish(experiment.run(preset.value, seed, steps, data), experiment.draw, out, seed)
@@ -84,13 +100,13 @@ def fig1(
 
 @app.command()
 def fig3(out: OutOption = FOLDER) -> None:
-    """The layer of the LLN transformer, as a drawing."""
+    """Figure 3: diagram of the LLN transformer layer."""
     _drawing("fig3", out)
 
 
 @app.command()
 def fig4(out: OutOption = FOLDER) -> None:
-    """The order of products of softmax and of linear attention, as a drawing."""
+    """Figure 4: diagram of quadratic and linear attention."""
     _drawing("fig4", out)
 
 

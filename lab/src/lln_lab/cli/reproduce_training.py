@@ -12,23 +12,23 @@ from lln_lab.cli.reproduce import app
 from lln_lab.cli.training import Choice, OutOption, Preset, PresetOption, check, in_words, start, training_command
 
 TokenizerOption = Annotated[
-    Path | None, typer.Option(help="Folder with vocab.json and merges.txt; else a BPE is trained on the corpus.")
+    Path | None, typer.Option(help="Folder with vocab.json and merges.txt; default: train a BPE on the corpus.")
 ]
-KeepOption = Annotated[bool, typer.Option(help="Keep the trained weights, for fine-tuning.")]
+KeepOption = Annotated[bool, typer.Option(help="Keep the trained weights for fine-tuning.")]
 GlueOption = Annotated[
-    list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb, wnli; repeat for more.")
+    list[str] | None, typer.Option(help="sst2, qnli, mnli, qqp, cola, mrpc, rte, stsb or wnli; may be repeated.")
 ]
-CorpusOption = Annotated[str | None, typer.Option(help="As --data, of the text for pre-training.")]
+CorpusOption = Annotated[str | None, typer.Option(help="Like --data, for the pre-training text.")]
 PretrainedOption = Annotated[
-    Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; else it is pre-trained first.")
+    Path | None, typer.Option(help="Folder of `lln reproduce fig8 --keep-models`; default: pre-train first.")
 ]
-PretrainingStepsOption = Annotated[int | None, typer.Option(min=1, help="Steps of the pre-training.")]
-PretrainingPiecesOption = Annotated[int | None, typer.Option(min=1, help="As --accumulate, of the pre-training.")]
+PretrainingStepsOption = Annotated[int | None, typer.Option(min=1, help="Pre-training steps.")]
+PretrainingPiecesOption = Annotated[int | None, typer.Option(min=1, help="Like --accumulate, for pre-training.")]
 ArenaOption = Annotated[
-    list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder, image; repeat for more.")
+    list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder or image; may be repeated.")
 ]
-RecallOption = Annotated[list[str] | None, typer.Option(help="recall, needle; repeat for both.")]
-LengthsOption = Annotated[str | None, typer.Option(help="Lengths with commas between; by default the preset's.")]
+RecallOption = Annotated[list[str] | None, typer.Option(help="recall or needle; may be repeated.")]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths, separated by commas; default: the preset's.")]
 
 
 def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any) -> None:
@@ -45,7 +45,7 @@ def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any)
 
 
 def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: KeepOption = False) -> None:
-    """Pre-training: masked-language-model loss and gradients of softmax, LLN and others."""
+    """Figure 8: masked-language-model pre-training with softmax, LLN and others."""
     from lln_lab.experiments import fig8 as experiment
 
     settings = choice.settings(experiment.PRESETS)
@@ -62,7 +62,7 @@ def table1(
     pretraining_accumulate: PretrainingPiecesOption = None,
     tokenizer: TokenizerOption = None,
 ) -> None:
-    """GLUE: fine-tuning after pre-training, mean and spread over seeds."""
+    """Table 1: GLUE after pre-training, mean and spread over seeds."""
     from lln_lab.experiments import table1 as experiment
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
@@ -78,12 +78,12 @@ def table1(
 
 
 def table3(choice: Choice) -> None:
-    """A vision transformer on dogs vs cats."""
+    """Table 3: a vision transformer on dogs vs cats."""
     _vision("table3", choice)
 
 
 def fig10(choice: Choice) -> None:
-    """The same with fixed alpha = beta against matching: accuracy and gradient norm."""
+    """Figure 10: the vision transformer with fixed alpha = beta and with matching."""
     from lln_lab.experiments.table3 import ABLATION
 
     _vision("fig10", choice, ABLATION)
@@ -97,21 +97,21 @@ def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = ()) -> Non
 
 
 def fig9(choice: Choice) -> None:
-    """alpha and beta of moment matching while the vision transformer of Table 3 trains."""
+    """Figure 9: alpha and beta while the vision transformer trains."""
     from lln_lab.experiments import fig9 as experiment
 
     _run("fig9", choice, experiment, choice.settings(experiment.PRESETS))
 
 
 def fig10b(choice: Choice) -> None:
-    """The loss scale of DeiT-tiny in float16, with fixed alpha = beta and with matching."""
+    """Figure 10b: float16 loss scale of DeiT-tiny, with fixed alpha = beta and with matching."""
     from lln_lab.experiments import fig10b as experiment
 
     _run("fig10b", choice, experiment, choice.settings(experiment.PRESETS))
 
 
 def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
-    """Long Range Arena: score (Table 5), time and memory (Table 4) of every method."""
+    """Tables 4 and 5: Long Range Arena scores, time and memory."""
     from lln_lab.experiments import lra as experiment
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
@@ -119,19 +119,19 @@ def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
 
 
 def length(choice: Choice, *, task: RecallOption = None, lengths: LengthsOption = None) -> None:
-    """Open question: quality against length, for associative recall and a needle in noise."""
+    """Open question: quality against length, for recall and needle tasks."""
     from lln_lab.experiments import length as experiment
 
     wrong = [x for x in (lengths or "").split(",") if x and not x.strip().isdigit()]
     if wrong:
-        raise typer.BadParameter(f"lengths are whole numbers with commas between, as in 1024,4096; got {wrong[0]!r}")
+        raise typer.BadParameter(f"lengths are whole numbers separated by commas, such as 1024,4096; got {wrong[0]!r}")
     numbers = tuple(int(x) for x in (lengths or "").split(",") if x)
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()), lengths=numbers)
     _run("length", choice, experiment, settings)
 
 
 def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
-    """Open question: the score over alpha x beta on two tasks, with matching beside it."""
+    """Open question: score over alpha × beta on two tasks, compared with matching."""
     from lln_lab.experiments import lra
     from lln_lab.experiments import sensitivity as experiment
 
@@ -140,7 +140,7 @@ def sensitivity(choice: Choice, *, task: ArenaOption = None) -> None:
 
 
 def gaussian(choice: Choice) -> None:
-    """Open question: are queries and keys Gaussian while a model trains, and what does the deviation cost?"""
+    """Open question: are queries and keys Gaussian during training, and does it matter?"""
     from lln_lab.experiments import gaussian as experiment
 
     pretraining = {name: preset.pretraining for name, preset in experiment.PRESETS.items()}
@@ -186,11 +186,13 @@ def table2(
     preset: PresetOption = Preset.cpu,
     out: OutOption = None,
     lengths: LengthsOption = None,
-    members: Annotated[str, typer.Option(help="Members with commas between.")] = "softmax,nystromformer,lln,lln_diag",
+    members: Annotated[
+        str, typer.Option(help="Attentions, separated by commas.")
+    ] = "softmax,nystromformer,lln,lln_diag",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; the median of the ratios counts.")] = 1,
-    clock: Annotated[str, typer.Option(help="wall, or cpu: seconds of processor time, on a busy machine.")] = "wall",
+    clock: Annotated[str, typer.Option(help="'wall', or 'cpu' (CPU time) on a busy machine.")] = "wall",
 ) -> None:
-    """Speed and memory of a training step of RoBERTa against the length: `lln bench zoo` in the shape of Table 2."""
+    """Table 2: time and memory of a RoBERTa training step against length."""
     from lln_lab.cli.bench_zoo import zoo
 
     chosen = lengths or {"cpu": "512,1024,2048", "paper": "512,1024,2048,4096,8192,16384"}[preset.value]
@@ -211,10 +213,10 @@ def table2(
 
 
 def everything(choice: Choice) -> None:
-    """Every table and figure, one after the other, then the report. Stopped and started again, it goes on.
+    """Every table and figure, then the report. Resumes if interrupted.
 
-    --data is a folder with wikitext2, glue, dogs-vs-cats, imdb and cifar10 beneath it; with AAN's tsv files too, Long Range
-    Arena has its Retrieval.
+    --data is a folder that contains wikitext2, glue, dogs-vs-cats, imdb and cifar10. Retrieval of Long Range Arena also needs
+    AAN's tsv files.
     """
     from lln_lab.report import write
 

@@ -34,9 +34,9 @@ class Precision(StrEnum):
 
 
 PresetOption = Annotated[
-    Preset, typer.Option(help="cpu: minutes to an hour on two cores; paper: the paper's sizes and hyper-parameters.")
+    Preset, typer.Option(help="cpu: minutes to an hour on two cores. paper: the paper's sizes and hyper-parameters.")
 ]
-OutOption = Annotated[Path | None, folder_to_write("Folder of the runs and the result; runs/<name> by default.")]
+OutOption = Annotated[Path | None, folder_to_write("Folder for runs and result; default: runs/<name>.")]
 
 
 @dataclass(frozen=True)
@@ -46,35 +46,31 @@ class Choice:
     preset: PresetOption = Preset.cpu
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Folder with the data, or 'hub' or 'hub:NAME'; by default what every machine has (docs/data.md)."
-        ),
+        typer.Option(help="Folder with the data, 'hub' or 'hub:NAME'; default: built-in data (docs/data.md)."),
     ] = None
     out: OutOption = None
     attention: Annotated[
         list[str] | None,
         typer.Option(
-            help="Member of the zoo, with options as in lln_diag:target=variance,block_size=32, and with seeds of its own "
-            "as in elu@1; repeat for more. 'paper': those of the paper's table."
+            help="Attention of the zoo; may be repeated. With options: lln_diag:block_size=32. With its own number of "
+            "seeds: elu@1. 'paper': all methods of the paper's table."
         ),
     ] = None
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, counted from 0.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run; by default the preset's.")] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per run; default: the preset's.")] = None
     validation_rows: Annotated[int | None, typer.Option(min=1, help="Validate on at most this many rows.")] = None
     accumulate: Annotated[
         int | None,
-        typer.Option(min=1, help="Pieces in which a process computes its share of a step; by default the preset's."),
+        typer.Option(min=1, help="Micro-batches per step and process; default: the preset's."),
     ] = None
-    precision: Annotated[
-        Precision | None, typer.Option(help="Of the products, under autocast; by default the preset's.")
-    ] = None
+    precision: Annotated[Precision | None, typer.Option(help="Autocast precision; default: the preset's.")] = None
     checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Compute layers again in the backward pass instead of keeping them.")
+        bool, typer.Option("--checkpointing", help="Recompute layers in the backward pass to save memory.")
     ] = False
 
     check: Annotated[
         bool,
-        typer.Option("--check", help="Train nothing: count weights, flops and memory, and do one tiny step."),
+        typer.Option("--check", help="Dry run: count weights, FLOPs and memory, and take one tiny step."),
     ] = False
 
     def settings(self, presets: Mapping[str, Any], contestants: Sequence[str] = (), **more: Any) -> Any:

@@ -69,11 +69,11 @@ def load(
 
 def _make(task: str, options: dict[str, Any]) -> Task:
     if task not in TASKS:
-        raise ValueError(f"there is no task {task!r}; there are: {', '.join(names())}")
+        raise ValueError(f"unknown task {task!r}; choose from: {', '.join(names())}")
     make = TASKS[task]
     fixed = make.args if isinstance(make, partial) else ()
     of_class: Any = make.func if isinstance(make, partial) else make
     known = [field.name for field in dataclasses.fields(of_class)][len(fixed) :]
     if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"{task} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
+        raise ValueError(f"{task} has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}")
     return make(**options)

@@ -30,7 +30,7 @@ def read_batch(path: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     fields = batch if isinstance(batch, dict) else {}
     if absent := [name for name in ("data", "labels") if name.encode() not in fields]:
         has = ", ".join(key.decode(errors="replace") if isinstance(key, bytes) else str(key) for key in fields)
-        raise ValueError(f"{path} has {has or 'no fields'}, and no {' and no '.join(absent)}: no batch of CIFAR-10")
+        raise ValueError(f"{path} has {has or 'no fields'}, but no {' and no '.join(absent)}: not a batch of CIFAR-10")
     pixels, labels = (numpy.asarray(batch[key], dtype=numpy.uint8) for key in (b"data", b"labels"))
     if not len(labels) or len(pixels) != len(labels):
         raise ValueError(f"{path} has {len(pixels):,} pictures and {len(labels):,} labels: one label each is needed")
@@ -44,4 +44,4 @@ def _load(path: Path) -> Any:
     except ForbiddenName:
         raise
     except (EOFError, pickle.UnpicklingError) as reason:
-        raise ValueError(f"{path} is cut short or no pickle, and not used: {reason}") from reason
+        raise ValueError(f"{path} is truncated or not a pickle: {reason}") from reason

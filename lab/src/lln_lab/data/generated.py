@@ -20,7 +20,7 @@ Make = Callable[[numpy.random.Generator], dict[str, Any]]
 class Generated:
     def __init__(self, make: Make, count: int, seed: int, split: str) -> None:
         if seed < 0:
-            raise ValueError(f"a seed is at least 0; given {seed}")
+            raise ValueError(f"the seed must be at least 0; got {seed}")
         self.make, self.count, self.seed, self.split = make, count, seed, split
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ def _read(path: Path, layout: Layout) -> Iterator[tuple[str, str | None, int | f
         header = layout.header or file.readline().rstrip("\r\n").split("\t")
         wanted = [layout.text, layout.label, *([layout.pair] if layout.pair else [])]
         if absent := [column for column in wanted if column not in header]:
-            raise ValueError(f"{path} has the columns {', '.join(header) or 'none'}, and no {', '.join(absent)}")
+            raise ValueError(f"{path} has the columns {', '.join(header) or 'none'} but not {', '.join(absent)}")
         text, label, *pair = (header.index(column) for column in wanted)
         empty = True
         for line in file:
@@ -119,7 +119,7 @@ def _label(value: str, layout: Layout, path: Path) -> int | float:
         try:
             return float(value)
         except ValueError:
-            raise ValueError(f"{path} has the {layout.label} {value!r}, which is no number") from None
+            raise ValueError(f"{path} has the {layout.label} {value!r}, which is not a number") from None
     if value not in layout.classes:
         raise ValueError(f"{path} has the label {value!r}; {layout.folder} has {', '.join(layout.classes)}")
     return layout.classes.index(value)

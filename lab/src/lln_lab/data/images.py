@@ -76,5 +76,5 @@ class HubPictures:
 
 def _column(table: Any, fitting: list[str]) -> str:
     if len(fitting) != 1:
-        raise ValueError(f"one column of pictures and one of labels are needed; the columns are {table.features}")
+        raise ValueError(f"expected one column of pictures and one of labels; the columns are {table.features}")
     return fitting[0]

@@ -164,14 +164,14 @@ def _read(path: Path) -> tuple[list[bytes], list[int]]:
     lists, values = [], []
     with path.open("rb") as file:
         if file.readline().split() != [b"Source", b"Target"]:
-            raise ValueError(f"{path.name} should begin with the columns Source and Target")
+            raise ValueError(f"{path.name} must begin with the columns Source and Target")
         for number, line in enumerate(file, 2):
             source, _, value = line.rstrip(b"\r\n").partition(b"\t")
             for operator, letter in zip(OPERATORS, letters, strict=True):
                 source = source.replace(operator.encode(), bytes([letter]))
             tokens = source.translate(table, delete=b" ()")
             if not tokens or tokens.translate(None, KNOWN) or value not in VALUES:
-                raise ValueError(f"{path.name}, line {number}: a list, a tab and its value 0 … 9 are needed")
+                raise ValueError(f"{path.name}, line {number}: expected a list, a tab and a value from 0 to 9")
             lists.append(tokens)
             values.append(int(value))
     if not lists:

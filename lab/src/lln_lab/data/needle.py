@@ -28,7 +28,9 @@ class Needle:
 
     def __post_init__(self) -> None:
         if self.length < 2 or self.values < 2:
-            raise ValueError(f"a needle needs a length of 2 and 2 values; given {self.length} and {self.values}")
+            raise ValueError(
+                f"a needle needs a length of at least 2 and at least 2 values; got {self.length} and {self.values}"
+            )
 
     @property
     def first_marked(self) -> int:

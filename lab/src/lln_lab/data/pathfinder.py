@@ -28,7 +28,7 @@ class Pathfinder:
 
     def __post_init__(self) -> None:
         if self.size < 32 or not 3 <= self.dashes <= 14:
-            raise ValueError(f"a size of 32 and more, and 3 to 14 dashes; given {self.size} and {self.dashes}")
+            raise ValueError(f"the size must be at least 32, with 3 to 14 dashes; got {self.size} and {self.dashes}")
 
     def embedded(self, seed: int) -> TaskData:
         train, validation = splits(self._row, seed, 160_000, 2_000)
@@ -76,12 +76,12 @@ def _decode(folder: Path, lists: list[Path], size: int) -> Arrays:
             columns = line.split(" ")
             if len(columns) < 4 or columns[3] not in ("0", "1"):
                 raise ValueError(
-                    f"{path}, line {number}: folder, file, number and label 0 or 1 are needed; given {line!r}"
+                    f"{path}, line {number}: expected folder, file, number and label (0 or 1); got {line!r}"
                 )
             below, name, _, label, *_ = columns
             if content := (folder / below / name).read_bytes():
                 pixels.append(to_pixels(content, size, "L"))
                 labels.append(int(label))
     if not pixels:
-        raise ValueError(f"{folder / 'metadata'} names no picture that is not empty")
+        raise ValueError(f"{folder / 'metadata'} lists no non-empty picture")
     return {"pixels": numpy.stack(pixels), "labels": numpy.array(labels, dtype=numpy.uint8)}

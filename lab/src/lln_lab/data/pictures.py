@@ -64,7 +64,7 @@ def decoded_splits(
     for path, part in zip(paths, (train, validation), strict=True):
         if len(part["classes"]) < 2:
             found = f"{path} has one class only, {part['classes'][0]!s}"
-            raise ValueError(f"{found}; at least two are needed, each a folder of its pictures: {LAYOUTS}")
+            raise ValueError(f"{found}; expected at least two, each a folder of pictures: {LAYOUTS}")
     if train["classes"].tolist() != validation["classes"].tolist():
         raise ValueError(f"{paths[0].name} has the classes {train['classes']}, {paths[1].name} {validation['classes']}")
     return train, validation, files
@@ -81,7 +81,7 @@ def decode(path: Path, size: int, mode: str) -> Arrays:
             raise ValueError(told) from None
         names.append(name)
     if not pixels:
-        raise ValueError(f"{path} holds no pictures; what fits: {LAYOUTS}")
+        raise ValueError(f"{path} contains no pictures; expected: {LAYOUTS}")
     classes = sorted(set(names))
     labels = numpy.array([classes.index(name) for name in names], dtype=numpy.int64)
     return {"pixels": numpy.stack(pixels), "labels": labels, "classes": numpy.array(classes)}
@@ -108,7 +108,7 @@ def _contents(path: Path) -> Iterator[tuple[str, str, bytes]]:
     try:
         yield from _members(path)
     except DAMAGED as reason:
-        raise ValueError(f"{path} is cut short or damaged, and not used: {reason}. Get it again") from reason
+        raise ValueError(f"{path} is truncated or damaged: {reason}. Download it again") from reason
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -91,7 +91,7 @@ def _folders(folder: Path) -> tuple[list[Path], list[Path]] | None:
 def _read(part: list[Path]) -> Texts:
     found = list(_read_jsonl(part[0]) if len(part) == 1 else _read_folders(part))
     if not found:
-        raise ValueError(f"there is no review in {' and '.join(map(str, part))}; what fits: {LAYOUTS}")
+        raise ValueError(f"no reviews found in {' and '.join(map(str, part))}; expected: {LAYOUTS}")
     return [text for text, _ in found], [label for _, label in found]
 
 
@@ -107,7 +107,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[bytes, int]]:
             for number, line in enumerate(file, 1):
                 yield _review(line, f"{path}, line {number}")
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as reason:
-        raise ValueError(f"{path} is cut short or damaged, and not used: {reason}. Get it again") from reason
+        raise ValueError(f"{path} is truncated or damaged: {reason}. Download it again") from reason
 
 
 def _review(line: str, where: str) -> tuple[bytes, int]:
@@ -118,8 +118,8 @@ def _review(line: str, where: str) -> tuple[bytes, int]:
     fields = row if isinstance(row, dict) else {}
     if absent := [name for name in ("text", "label") if name not in fields]:
         has = ", ".join(fields) or "no fields"
-        raise ValueError(f"{where} has {has}, and no {' and no '.join(absent)}; what fits: {LAYOUTS}")
+        raise ValueError(f"{where} has {has}, but no {' and no '.join(absent)}; expected: {LAYOUTS}")
     text, label = row["text"], row["label"]
     if not isinstance(text, str) or label not in (0, 1, "0", "1"):
-        raise ValueError(f"{where}: text is a string and label 0 or 1; given {type(text).__name__} and {label!r}")
+        raise ValueError(f"{where}: text must be a string and label 0 or 1; got {type(text).__name__} and {label!r}")
     return text.encode(), int(label)

@@ -75,7 +75,7 @@ def at_most(data: TaskData, limit: int | None) -> TaskData:
     if limit is None:
         return data
     if limit < 1:
-        raise ValueError(f"limit is a number of rows, at least 1; given {limit}")
+        raise ValueError(f"limit must be at least 1 row; got {limit}")
     return dataclasses.replace(data, train=spread(data.train, limit), validation=spread(data.validation, limit))
 
 

@@ -41,16 +41,16 @@ def parse(text: str) -> Contestant:
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"options are written name:option=value,option=value; {part!r} in {text!r} has no value")
+            raise ValueError(f"write options as name:option=value,option=value; {part!r} in {text!r} has no value")
         options[key.strip()] = _value(value.strip())
     known = [f.name for f in dataclasses.fields(registry.member(name).options)]
     if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}")
     try:
         registry.member(name).options(**options)
     except TypeError:
         raise ValueError(
-            f"{rest!r} are no values for the options of {name}: {registry.member(name).options()}"
+            f"invalid values {rest!r} for the options of {name}: {registry.member(name).options()}"
         ) from None
     return Contestant(name, options, seeds, steps)
 
@@ -86,7 +86,7 @@ def each_once(texts: Sequence[str]) -> list[Contestant]:
 def once(what: str, names: Sequence[str]) -> None:
     """Naming one twice would count its runs as so many seeds."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"every {what} can be named once; given twice: {', '.join(twice)}")
+        raise ValueError(f"each {what} may be given once; repeated: {', '.join(twice)}")
 
 
 def _value(text: str) -> Any:

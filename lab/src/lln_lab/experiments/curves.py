@@ -23,7 +23,8 @@ def draw(found: dict[str, Any]) -> Figure:
         to_softmax(axis, runs)
     key = "inverse_loss_scale" if scaled else "grad_norm"
     each(last, runs, key)
-    last.set(xlabel="step", yscale="log", title="inverse loss scale" if scaled else "norm of the gradient")
+    last.set(xlabel="step", title="inverse loss scale" if scaled else "norm of the gradient")
+    last.set_yscale("log", base=2 if scaled else 10)
     legend(figure, [loss])
     return figure
 
@@ -67,4 +68,4 @@ def to_softmax(axis: Axes, runs: Results) -> None:
         axis.fill_between(steps, low, high, color=look[label]["color"], alpha=0.15, lw=0)
     axis.axhline(0, color=look["softmax"]["color"], lw=1.2)
     told = f"mean of {seeds} seeds, band: ± 1 standard deviation" if seeds > 1 else "one seed"
-    axis.set(xlabel=f"step ({told})", ylabel="validation loss − softmax's", title="difference to softmax")
+    axis.set(xlabel=f"step\n({told})", ylabel="validation loss − softmax's", title="difference to softmax")

@@ -57,7 +57,7 @@ def _seeds(results: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[
     fewest = min(counts.values())
     if fewest >= FEWEST_SEEDS:
         return []
-    return [f"a spread needs {FEWEST_SEEDS} seeds and there {'is' if fewest == 1 else 'are'} {fewest}"]
+    return [f"a spread needs {FEWEST_SEEDS} seeds (there {'is' if fewest == 1 else 'are'} {fewest})"]
 
 
 def _learning(results: Sequence[Mapping[str, Any]], task: str, learner: str) -> list[str]:
@@ -65,21 +65,21 @@ def _learning(results: Sequence[Mapping[str, Any]], task: str, learner: str) -> 
         return [f"{learner} was not run"]
     guess = results[0].get("data", {}).get("guessing")
     if guess is None:
-        return [f"it was not noted what guessing reaches, so whether {learner} has learned is not known"]
+        return [f"the accuracy of guessing was not recorded, so it is unknown whether {learner} has learned"]
     if task in LANGUAGE:
         reached, needed = mean_and_spread([r["evaluation"]["loss"] for r in results])[0], guess - NATS
         if math.isnan(reached) or reached > needed:
-            told = f"a loss of {reached:.3f} where {needed:.3f} is asked for, {NATS} below guessing by frequency"
-            return [f"{learner} has not learned in {results[0]['steps']:,} steps: {told}"]
+            told = f"loss {reached:.3f}; needed: {needed:.3f}, {NATS} below guessing by frequency"
+            return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
         return []
     if task not in PAPER_SOFTMAX:
-        return ["the paper has no score of softmax for this task to measure learning by"]
+        return ["the paper reports no softmax score for this task"]
     reached = mean_and_spread([_score(r) for r in results])[0]
     needed = guess + (PAPER_SOFTMAX[task] - guess) / 2
     if math.isnan(reached) or reached < needed:
-        told = f"{100 * reached:.1f} % where {100 * needed:.1f} % is asked for, half of the way from guessing "
-        told += f"({100 * guess:.1f} %) to the paper's {100 * PAPER_SOFTMAX[task]:.1f} %"
-        return [f"{learner} has not learned in {results[0]['steps']:,} steps: {told}"]
+        told = f"{100 * reached:.1f} %; needed: {100 * needed:.1f} %, halfway from guessing, {100 * guess:.1f} %, "
+        told += f"to the paper's {100 * PAPER_SOFTMAX[task]:.1f} %"
+        return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
     return []
 
 

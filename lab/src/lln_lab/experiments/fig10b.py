@@ -48,7 +48,7 @@ def run(
     settings: table3.Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     if settings.budget.precision != "float16":
-        raise ValueError(f"only float16 has a loss scale; --precision {settings.budget.precision} has none")
+        raise ValueError(f"only float16 has a loss scale; got --precision {settings.budget.precision}")
     found = table3.run(settings, folder, source=source, watcher=watcher)
     found |= {"experiment": "fig10b", "title": "Loss scale of DeiT-tiny in float16 (Figure 10b)"}
     found["tables"] = [loss_scale.table(found["runs"]), found["tables"][0]]

@@ -223,8 +223,9 @@ def verdicts(results: list[dict[str, Any]]) -> list[Verdict]:
             numbers = f"validation loss {losses[name][0]:.3f} against {losses['softmax'][0]:.3f} of softmax"
             claim = f"the loss of {name} follows softmax's (A.8.1)"
             found += on_a_par(results, "mlm", name, "softmax", minus_loss, claim, numbers, ".3f", NATS_ALIKE)
+    scaled = any(loss_scale.settled(r) is not None for r in results)
     for name in ("lln", "lln_diag"):
-        found += gradient_verdicts(results, name)
+        found += [] if scaled else gradient_verdicts(results, name)  # float16 overflows now and then, on purpose
         claim = f"the inverse loss scale of {name} does not exceed softmax's (A.8.1, Figure 8b)"
         found += loss_scale.no_larger(results, "mlm", name, "softmax", claim, "softmax")
     return found + ahead_of_linear(

@@ -28,6 +28,29 @@ LABELS = {
     "relu": "ReLU",
     "quadratic": "quadratic",
     "elu": "ELU + 1",
+    "agent": "Agent attention",
+    "block_diagonal": "block-diagonal softmax",
+    "cosformer": "cosFormer",
+    "flash": "FLASH",
+    "gated_delta": "gated delta rule",
+    "hedgehog": "Hedgehog",
+    "linformer": "Linformer",
+    "lolcats": "LoLCATs",
+    "longformer": "Longformer",
+    "mala": "MALA",
+    "mhla": "MHLA",
+    "near_far": "near-far",
+    "nystromformer": "Nyströmformer",
+    "performer": "Performer",
+    "polaformer": "PolaFormer",
+    "reformer": "Reformer",
+    "rfa": "RFA",
+    "skyformer": "Skyformer",
+    "sla": "SLA",
+    "tnn": "TNN",
+    "transformer_ls": "Transformer-LS",
+    "transnormer_t1": "TransNormer T1",
+    "transnormer_t2": "TransNormer T2",
 }
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
@@ -45,7 +68,8 @@ STYLE: Any = {
 
 
 def panels(columns: int, *, rows: int = 1, height: float = 3.6, width: float = 4.6) -> tuple[Figure, list[Axes]]:
-    """A row of panels, or several, one after another."""
+    """A row of panels, or several, one after another. Three in a row are narrower, so that a page need not shrink the text."""
+    width = min(width, 3.4) if columns > 2 else width
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(
             rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
@@ -58,6 +82,7 @@ def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: P
     with pyplot.rc_context(STYLE):
         figure = draw(data)
         try:
+            figure.draw_without_rendering()  # settles the layout, which the first file would otherwise miss
             for kind, metadata in (("svg", {"Date": None}), ("png", {})):
                 with whole(path.with_suffix(f".{kind}")) as aside:
                     figure.savefig(aside, format=kind, metadata=metadata)

@@ -78,9 +78,9 @@ def run(
         raise ValueError("recall and needle are generated: they take no --data")
     once("task", settings.tasks)
     if unknown := sorted(set(settings.tasks) - set(CHANCE)):
-        raise ValueError(f"there is no task {', '.join(unknown)}; there are: {', '.join(CHANCE)}")
+        raise ValueError(f"unknown task {', '.join(unknown)}; choose from: {', '.join(CHANCE)}")
     if any(shorter >= longer for shorter, longer in pairwise(settings.lengths)):
-        raise ValueError(f"lengths must grow, got {', '.join(map(str, settings.lengths))}")
+        raise ValueError(f"lengths must be increasing; got {', '.join(map(str, settings.lengths))}")
     jobs, records = [], []
     for task in settings.tasks:
         by_length = {length: load(task, length, settings) for length in settings.lengths}

@@ -155,7 +155,9 @@ def planned(settings: Settings) -> list[Planned]:
 def refuse_unknown(settings: Settings) -> None:
     once("task", settings.tasks)
     if unknown := sorted(set(settings.tasks) - set(settings.lengths)):
-        raise ValueError(f"Long Range Arena has no task {', '.join(unknown)}; it has: {', '.join(settings.lengths)}")
+        raise ValueError(
+            f"Long Range Arena has no task {', '.join(unknown)}; choose from: {', '.join(settings.lengths)}"
+        )
 
 
 def load(task: str, settings: Settings, source: str | None) -> data.TaskData:

@@ -39,6 +39,18 @@ class Layer:
     def of(cls, number: int, q: Tensor, k: Tensor) -> "Layer":
         return cls(SoftmaxMatrix(q, k), q, k, number)
 
+    def of_heads(self, heads: Sequence[int]) -> "Layer":
+        """The same with these heads only. Heads that share keys are matched together, so such layers stay whole."""
+        matrix = self.softmax
+        if not isinstance(matrix, SoftmaxMatrix) or self.q.shape[1] != self.k.shape[1]:
+            return self
+        q, k, mask = self.q[:, heads], self.k[:, heads], matrix.mask
+        if mask is not None:
+            mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
+            return Layer(SoftmaxMatrix(q, k, scale=matrix.scale, mask=mask), q, k, self.number)
+        fewer = SoftmaxMatrix(q, k, scale=matrix.scale, key_mask=matrix.key_mask, is_causal=matrix.is_causal)
+        return Layer(fewer, q, k, self.number)
+
     def kinds(self, block_size: int) -> dict[str, AttentionMatrix]:
         causal = self.softmax.is_causal
         lln = LLNMatrix(self.q, self.k, *match_moments(self.q, self.k), is_causal=causal)
@@ -60,17 +72,18 @@ def attention_maps(
     side = min(FINEST, math.isqrt(CELLS // max(1, 3 * len(layers) * len(chosen))))
     cell = max(1, math.ceil(length / side))
     found: list[dict[str, Any]] = []
-    for layer in layers:
+    for layer in (each.of_heads(chosen) for each in layers):
         for kind, matrix in layer.kinds(block_size).items():
             on_map(f"layer {layer.number}, {kind}")
             averages, bits = averaged(matrix, cell)
             gaps = _gaps(matrix, kind, length)
-            for head in chosen:
+            for place, head in enumerate(chosen):
+                at = place if layer.q.shape[1] == len(chosen) else head
                 found.append({
                     "attention": kind, "label": kind, "layer": layer.number, "head": head, "length": length, "cell": cell,
-                    "rows": averages.shape[1], "columns": averages.shape[2], "codes": encode(averages[head].numpy()),
-                    "row_sum": round(float(averages[head].sum(-1).mean()), 6), "entropy": round(float(bits[head]), 4),
-                    "gap": None if gaps is None else round(float(gaps[head]), 4),
+                    "rows": averages.shape[1], "columns": averages.shape[2], "codes": encode(averages[at].numpy()),
+                    "row_sum": round(float(averages[at].sum(-1).mean()), 6), "entropy": round(float(bits[at]), 4),
+                    "gap": None if gaps is None else round(float(gaps[at]), 4),
                     "block_size": block_size if kind == "lln_diag" else None,
                     "text": None if found else list(tokens),
                 })  # fmt: skip
@@ -84,11 +97,11 @@ def averaged(matrix: AttentionMatrix, cell: int) -> tuple[Tensor, Tensor]:
     sums = torch.zeros(heads, rows, columns, dtype=torch.float64)
     bits = torch.zeros(heads, dtype=torch.float64)
     for index in matrix.row_chunks():
-        part = matrix.rows(index)[0].double()  # (H, R, Nk)
-        bits -= torch.special.xlogy(part, part).sum((1, 2)) / math.log(2)
+        part = matrix.rows(index)[0]  # (H, R, Nk)
+        bits -= torch.special.xlogy(part, part).sum(-1).double().sum(-1).cpu() / math.log(2)
         padded = torch.nn.functional.pad(part, (0, columns * cell - keys))
         by_key = padded.unflatten(-1, (columns, cell)).sum(-1)  # (H, R, columns)
-        sums.index_add_(1, index.cpu() // cell, by_key.cpu())
+        sums.index_add_(1, index.cpu() // cell, by_key.double().cpu())
     heights = torch.full((rows,), cell, dtype=torch.float64)
     heights[-1] = queries - cell * (rows - 1)
     return sums / heights[:, None], bits / queries

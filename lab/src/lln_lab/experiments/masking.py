@@ -32,7 +32,7 @@ def tokenizer_of(
     if (folder / ORIGIN).exists():
         if (folder / ORIGIN).read_text() != origin:
             raise ValueError(
-                f"{folder} holds the tokenizer of another corpus or size: choose another --out, or remove it"
+                f"{folder} holds a tokenizer for another corpus or size: choose another --out, or remove it"
             )
         return read_tokenizer(folder)
     if given is None:

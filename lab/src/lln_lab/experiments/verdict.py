@@ -30,7 +30,7 @@ def judged(claim: str, outcome: str, numbers: str, missing: Sequence[str]) -> Ve
     """The verdict, or what is missing for one."""
     if not missing:
         return Verdict(claim, outcome, numbers)
-    return Verdict(claim, OPEN, f"{numbers}; no verdict, since {' and '.join(missing)}")
+    return Verdict(claim, OPEN, f"{numbers}; no verdict because {' and '.join(missing)}")
 
 
 def outcome_over(where: list[bool]) -> str:

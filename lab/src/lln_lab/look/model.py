@@ -36,6 +36,9 @@ class SeenLayer(Layer):
         object.__setattr__(layer, "own", {call.kind: own})
         return layer
 
+    def of_heads(self, heads: Sequence[int]) -> Layer:
+        return super().of_heads(heads) if set(self.own) == {"softmax"} else self
+
     def kinds(self, block_size: int) -> dict[str, AttentionMatrix]:
         return super().kinds(block_size) | self.own
 

@@ -7,15 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lln_lab.experiments.figure import name_of
+
 NAMES = (
     "fig8",
+    "fig8b",
     "table1",
+    "table1_all",
     "table3",
     "fig10",
     "fig10b",
     "lra",
     "lra_others",
     "lra_image",
+    "lra_pairs",
     "length",
     "sensitivity",
     "gaussian",
@@ -26,12 +31,17 @@ SUBTITLES = {
     "lra": "five attentions",
     "lra_others": "the other members",
     "lra_image": "Image again, longer",
+    "lra_pairs": "Retrieval and Pathfinder",
+    "fig8b": "the loss scale of float16",
+    "table1_all": "four tasks, fourteen methods",
 }
-HEAD = """# The training experiments, measured
+HEAD = """<!-- Made from the JSON in docs/results by `python -m lln_lab.pages.measured docs`; do not edit. -->
+# Training, measured
 
-Made from the JSON in `docs/results` by `python -m lln_lab.pages.measured docs`; do not edit it. All at CPU size: what is
-compared are attentions under equal conditions, not models with the paper's, which are larger by orders of magnitude in
-weights, data and steps. What each command does: [commands](experiments.md).
+All of this ran at CPU size. It compares attentions under equal conditions. The paper's models are larger by orders of
+magnitude in weights, data and steps, and these results say nothing about them. A claim gets a verdict only if softmax itself
+has learned the task and there are three seeds; otherwise it is inconclusive ([why](experiments.md#what-a-verdict-needs)). Each
+section starts with the command that produced it.
 """
 
 
@@ -47,19 +57,33 @@ def page(folder: Path) -> str:
 def section(name: str, found: dict[str, Any], picture: bool) -> str:
     subtitle = f": {SUBTITLES[name]}" if name in SUBTITLES else ""
     lines = [f"## {found['title']}{subtitle}", ""]
-    lines += [f"`{found['provenance']['command']}` ([{name}.json](results/{name}.json))", ""]
-    lines += [*described(found), ""]
+    lines += ["```", found["provenance"]["command"], "```", "", *described(found), ""]
     for table in found["tables"]:
         lines += [*markdown(table), ""]
         if table.get("note"):
             lines += [table["note"], ""]
         if table.get("paper"):
             lines += [*markdown(table["paper"]), ""]
-    for verdict in found["verdicts"]:
-        lines.append(f"- **{verdict['outcome']}**: {verdict['claim']}: {verdict['numbers']}")
+    lines += judged(found["verdicts"])
     if picture:
-        lines += ["", f"![{found['title']}](results/{name}.svg)"]
+        lines += [f"![{found['title']}](results/{name}.svg)", ""]
+    lines.append(f"All numbers: [{name}.json](results/{name}.json).")
     return reworded("\n".join(lines)) + "\n"
+
+
+def judged(verdicts: list[dict[str, Any]]) -> list[str]:
+    """Verdicts as a list; claims that lack the same thing for a verdict stand together below it."""
+    lines, open_claims = list[str](), dict[str, list[str]]()
+    for verdict in verdicts:
+        numbers, _, missing = verdict["numbers"].partition("; no verdict because ")
+        if missing:
+            open_claims.setdefault(missing, []).append(f"- {verdict['claim']}: {numbers}")
+        else:
+            lines.append(f"- **{verdict['outcome']}**: {verdict['claim']}: {numbers}")
+    lines += [""] if lines else []
+    for missing, claims in open_claims.items():
+        lines += [f"**Inconclusive**, because {missing}:", "", *claims, ""]
+    return lines
 
 
 def described(found: dict[str, Any]) -> list[str]:
@@ -131,9 +155,18 @@ def reworded(text: str) -> str:
 
 
 def markdown(table: dict[str, Any]) -> list[str]:
-    shown = [["–" if cell is None else str(cell) for cell in row] for row in table["rows"]]
+    """The table with attentions under their names and numbers to the right."""
+    shown = [[name_of(str(first)), *map(cell, rest)] for first, *rest in table["rows"]]
     head = [f"**{table['title']}**", "", "| " + " | ".join(table["columns"]) + " |"]
-    return [*head, "|" + " --- |" * len(table["columns"]), *("| " + " | ".join(row) + " |" for row in shown)]
+    return [
+        *head,
+        "| --- |" + " ---: |" * (len(table["columns"]) - 1),
+        *("| " + " | ".join(row) + " |" for row in shown),
+    ]
+
+
+def cell(value: Any) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ EXPERIMENTS = "lln_lab.experiments"
 # What draws a result: the module whose `draw` it is. A result that is not here has no picture.
 DRAWN_BY = {
     **{f"fig{number}": f"{EXPERIMENTS}.fig{number}" for number in (1, 2, 5, 6, 7, 8, 9)},
-    **{"fig10": f"{EXPERIMENTS}.table3", "table3": f"{EXPERIMENTS}.table3", "length": f"{EXPERIMENTS}.length"},
+    **{
+        "fig8b": f"{EXPERIMENTS}.fig8",
+        "fig10b": f"{EXPERIMENTS}.fig10b",
+        "fig10": f"{EXPERIMENTS}.table3",
+        "table3": f"{EXPERIMENTS}.table3",
+        "length": f"{EXPERIMENTS}.length",
+    },
     **{"gaussian": f"{EXPERIMENTS}.gaussian", "sensitivity": f"{EXPERIMENTS}.sensitivity"},
     **{"demo": f"{EXPERIMENTS}.demo", "kernels": "lln_lab.bench.kernels_plot"},
     "near_far_terms": "lln_lab.bench.near_far_terms_plot",

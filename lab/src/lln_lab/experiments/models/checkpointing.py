@@ -23,7 +23,7 @@ def checkpoint_layers(model: nn.Module) -> int:
         for layer in module
     ]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no list of layers that could be checkpointed")
+        raise ValueError(f"{type(model).__name__} has no list of layers to checkpoint")
     for layer in layers:
         layer.forward = partial(_recomputed, layer, layer.forward)
     return len(layers)

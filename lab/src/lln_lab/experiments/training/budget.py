@@ -49,7 +49,7 @@ class Budget:
         pieces = processes * self.accumulate
         if self.batch % pieces:
             raise ValueError(
-                f"a batch of {self.batch} cannot be cut into {pieces} equal pieces "
+                f"a batch of {self.batch} cannot be split into {pieces} equal pieces "
                 f"({processes} processes, accumulated {self.accumulate} times)"
             )
         return self.batch // pieces

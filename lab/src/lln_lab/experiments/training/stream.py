@@ -27,7 +27,7 @@ class Stream(Dataset[dict[str, Any]]):
 
     def __init__(self, items: Sequence[Any], make: Make, seed: int, samples: int) -> None:
         if len(items) == 0:
-            raise ValueError("there is nothing to train on: the training set is empty")
+            raise ValueError("the training set is empty")
         self.items, self.make, self.seed, self.samples = items, make, seed, samples
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 

@@ -85,9 +85,7 @@ def _layers(given: list[str]) -> list[int] | str:
     try:
         return [int(x) for x in given]
     except ValueError:
-        raise typer.BadParameter(
-            f"--keep-softmax takes layer numbers, or auto alone; got {' '.join(given)}"
-        ) from None
+        raise typer.BadParameter(f"--keep-softmax takes layer numbers, or auto alone; got {' '.join(given)}") from None
 
 
 def _print(console: Console, result: dict[str, Any]) -> None:

@@ -110,7 +110,8 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         for name in found["converted"][group]:
             table.add_row(f"{group}: {name}".replace("_", " "), *(f"{one[group][name]:.3f}" for one in both))
     ratios = found["time"]["ratio_to_plain"]
-    table.add_row("time, as a ratio to the conversion with blocks of 64", *(f"{ratios[one]:.2f}" for one in ("converted", "distilled")))
+    times = (f"{ratios[one]:.2f}" for one in ("converted", "distilled"))
+    table.add_row("time, relative to the conversion with blocks of 64", *times)
     console.print(table)
     if "classifier" in found:
         accuracy = found["classifier"]["accuracy"]

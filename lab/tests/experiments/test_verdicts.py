@@ -53,8 +53,7 @@ def test_nothing_is_judged_with_too_few_seeds_or_before_softmax_has_learned() ->
     early = [{**r, "evaluation": {"loss": 6.6}} for r in runs]
     (verdict, *_) = fig8.verdicts(early)
     assert (
-        verdict.outcome == OPEN
-        and "softmax has not learned in 30 steps: a loss of 6.600 where 6.500" in verdict.numbers
+        verdict.outcome == OPEN and "softmax has not learned in 30 steps (loss 6.600; needed: 6.500" in verdict.numbers
     )
     (verdict, *_) = fig8.verdicts([{**r, "data": {}} for r in runs])
     assert verdict.outcome == OPEN and "accuracy of guessing was not recorded" in verdict.numbers

@@ -48,7 +48,9 @@ def test_averages_are_those_of_the_whole_matrix() -> None:
     torch.testing.assert_close(bits, -(dense * dense.log2()).sum(-1).mean(-1))
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"mask": torch.ones(1, 1, 40, 40).tril().bool()}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"mask": torch.ones(1, 1, 40, 40).tril().bool()}], ids=str
+)
 def test_the_maps_of_some_heads_are_those_of_all(options: dict[str, object]) -> None:
     q, k = torch.randn(2, 1, 4, 40, 8, generator=torch.Generator().manual_seed(0))
     layer = Layer(SoftmaxMatrix(q, k, **options), q, k, 0)  # type: ignore[arg-type]

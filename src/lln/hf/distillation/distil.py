@@ -167,7 +167,9 @@ def _check(
     if unknown or not (chosen or whole["low_rank"]):
         raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
     if not chosen and stage != "end_to_end":
-        raise ValueError(f"low_rank alone has nothing to learn layer by layer: stage must be 'end_to_end', got {stage!r}")
+        raise ValueError(
+            f"low_rank alone has nothing to learn layer by layer: stage must be 'end_to_end', got {stage!r}"
+        )
     if maps is None and chosen == ("maps",):
         raise ValueError("learn names maps alone, and maps=None leaves them out: nothing would learn")
     return chosen

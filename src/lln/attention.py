@@ -1,4 +1,4 @@
-"""LLN attention, attention inside blocks, and LLN+Diag: the door. Arguments are checked and made into operands here, once."""
+"""The public functions: LLN attention, attention inside blocks, and LLN+Diag. Arguments are checked and packed here, once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,32 +80,32 @@ def lln_attention(
     group: Any = None,
     **refused: Any,
 ) -> Tensor | tuple[Tensor, LLNState]:
-    """Linear log-normal attention (eq. 8) in time and memory linear in the length:
+    """Linear log-normal attention (eq. 8), in time and memory linear in the length:
 
         out_i = sum_j P_ij v_j,      P_ij ∝ sum_l exp(w_l + alpha_l q_il + beta_l k_jl)
 
     Args:
-        q, k, v: (B, Hq, Nq, D), (B, Hk, Nk, D), (B, Hk, Nk, Dv), Hq a multiple of Hk; any strides; float16, bfloat16,
-            float32 or float64. Arithmetic is in float32 at least.
-        alpha, beta: how sharply queries and keys count; numbers, or tensors broadcasting to (B, Hq, 1, D) and
-            (B, Hk, 1, D), with B the number of sequences where they are packed. None: matched to softmax's concentration
-            from q and k, per sample and head, without gradient (`match_moments`), or those of `state`. Causal attention must be
-            given them, since statistics of the whole sequence would look into the future; `MomentMatcher` provides them.
-        feature_bias: w, broadcasting to (B, Hq, 1, D). Subtracting a mean key mu from all keys is w = -beta * mu.
-        key_mask: (B, Nk) bool, True where the key counts. Masked keys and values may hold anything.
+        q, k, v: (B, Hq, Nq, D), (B, Hk, Nk, D) and (B, Hk, Nk, Dv), with Hq a multiple of Hk and any strides. float16,
+            bfloat16, float32 or float64; computed in float32 or better.
+        alpha, beta: sharpness of queries and keys: numbers, or tensors that broadcast to (B, Hq, 1, D) and (B, Hk, 1, D).
+            For packed sequences, B is their number. None takes the values of `state`, or else matches softmax's
+            concentration on q and k per sample and head, without gradient (`match_moments`). Causal attention requires
+            them, because statistics of the whole sequence would look into the future; `MomentMatcher` provides them.
+        feature_bias: w, broadcasts to (B, Hq, 1, D). w = -beta * mu subtracts the mean key mu from all keys.
+        key_mask: (B, Nk) bool, False for masked keys. Masked keys and values may hold anything, even NaN.
         is_causal: position i attends to positions up to i.
-        frame_size: with is_causal, position i attends to its whole frame of so many positions and to all frames before it, as
-            in video; frames count from the first key that counts, or from where `state` ends.
+        frame_size: with is_causal, position i attends to its whole frame of this many positions and to all earlier frames,
+            as in video. Frames start at the first unmasked key, or where `state` ends.
         cu_seqlens: boundaries 0, n1, n1 + n2, ... of sequences packed into (1, H, total, D).
-        state: keys that came before, by their sums: when causal, the past; otherwise a set of keys that every query sees
-            beside those given here, of which there may be none (Nk = 0). Gradients flow into it.
-        return_state: return (output, LLNState) instead of the output: the sums over all keys, those of `state` included.
-        backend: 'auto' picks the fastest that takes these tensors; `lln info` lists the others.
-        group: a process group, or a dimension of a device mesh, that holds the sequence: q, k, v and key_mask are this
-            process's stretch of it (`lln.parallel`).
+        state: sums over earlier keys. If causal, they are the past. Otherwise every query sees them in addition to the keys
+            given here, of which there may be none (Nk = 0). Gradients flow into it.
+        return_state: return (output, LLNState), with sums over all keys including those of `state`.
+        backend: 'auto' picks the fastest that supports these tensors; `lln info` lists all.
+        group: process group, or device-mesh dimension, that shares the sequence. q, k, v and key_mask are then this process's
+            part of it (`lln.parallel`).
 
     Returns:
-        (B, Hq, Nq, Dv) in the dtype of q, laid out as q is; zeros for rows without any key. With return_state, a pair.
+        (B, Hq, Nq, Dv) with the dtype and memory layout of q; zeros for rows without keys. With return_state, a pair.
     """
     if group is not None:
         return over_group(lln_attention, locals())
@@ -141,14 +141,13 @@ def block_diagonal_attention(
     group: Any = None,
     **refused: Any,
 ) -> Tensor:
-    """Softmax attention of each position to the keys of its block, in time and memory linear in the length.
+    """Softmax attention inside consecutive blocks, in time and memory linear in the length.
 
         out_i = sum_{j in block(i)} softmax_j(scale * q_i . k_j) v_j,      block(i) = floor((i - first) / block_size)
 
-    q is (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv), Hq a multiple of Hk; the output is (B, Hq, N, Dv). The block size
-    has nothing to do with the head size; the last block may be shorter. Blocks count from the first key that counts, or
-    from the start of a packed sequence. `scale` is D**-0.5 by default. `key_mask` (B, N) is True where the key counts. A row
-    without keys gives zeros.
+    q is (B, Hq, N, D), k (B, Hk, N, D) and v (B, Hk, N, Dv), with Hq a multiple of Hk; the output is (B, Hq, N, Dv). Blocks
+    start at the first unmasked key, or at the start of a packed sequence; the last one may be shorter. `scale` is D**-0.5 by
+    default. `key_mask` (B, N) is False for masked keys. Rows without keys give zeros.
     """
     if group is not None:
         return over_group(block_diagonal_attention, locals())
@@ -239,12 +238,12 @@ def lln_diag_attention(
 
         out = mix * lln_attention(...) + (1 - mix) * block_diagonal_attention(...)
 
-    `mix=0.5` is the paper's average; a tensor of Hq numbers mixes each head on its own, and one that broadcasts to
-    (B, Hq, N) each row. `scale` is that of the softmax (D**-0.5 by default) and of what is matched. `lln_q` and `lln_k`,
-    given together, take the place of q and k in the LLN branch. `branch_transform` acts on each branch before mixing: layers
-    use it for dropout, which linear attention cannot apply to weights. A state (causal only) holds LLN's sums and the open
-    block. With `frame_size`, a multiple of `block_size`, blocks are bidirectional as frames are. The other arguments are those
-    of `lln_attention` and `block_diagonal_attention`; Nq must equal Nk.
+    `mix=0.5` is the paper's average. A tensor of Hq numbers sets it per head, one that broadcasts to (B, Hq, N) per row.
+    `scale` is the softmax scale (default D**-0.5), also used for matching. `lln_q` and `lln_k`, given together, replace q and
+    k in the LLN branch. `branch_transform` is applied to each branch before mixing; layers use it for dropout, which linear
+    attention cannot apply to weights. A state (causal only) holds LLN's sums and the open block. With `frame_size`, a
+    multiple of `block_size`, blocks are bidirectional like frames. The other arguments are those of `lln_attention` and
+    `block_diagonal_attention`; Nq must equal Nk.
     """
     if group is not None:
         return over_group(lln_diag_attention, locals())

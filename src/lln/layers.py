@@ -1,4 +1,4 @@
-"""Layers: LLN attention as close to torch.nn.MultiheadAttention as makes sense, and the encoder layer of Figure 3."""
+"""Layers: LLN attention with the interface of torch.nn.MultiheadAttention, and the encoder layer of Figure 3."""
 
 import math
 from collections.abc import Callable
@@ -38,21 +38,21 @@ class LLNAttention(nn.Module):
     """Multi-head LLN attention (eq. 8) with projections, after torch.nn.MultiheadAttention.
 
     Args:
-        embed_dim, num_heads, kdim, vdim, bias, batch_first, dropout: as torch.nn.MultiheadAttention has them, but for
-            batch_first, which is True by default, and dropout: the weights of a linear attention are never formed, so
-            it acts on the output of each branch.
-        num_key_heads: fewer key and value heads than query heads (grouped queries).
-        causal: position i attends to positions up to i; then a state can be carried along.
-        frame_size: with causal, attention inside frames of so many positions is bidirectional (`lln_attention`).
-        matching: how alpha and beta are found, a `MomentMatcher` or its mode: 'sample' (statistics of each sample; not when
-            causal), 'running', 'fixed' or 'learnable'. Default: 'sample', or 'running' when causal. In the
-            cross-attention of a causal decoder take 'running', too: 'sample' looks at all queries, the later ones too.
+        embed_dim, num_heads, kdim, vdim, bias, batch_first, dropout: as in torch.nn.MultiheadAttention, with two
+            differences. batch_first is True by default. Dropout acts on the output of each branch, because linear attention
+            never forms its weights.
+        num_key_heads: number of key and value heads, if fewer than query heads (grouped queries).
+        causal: position i attends to positions up to i. Causal layers can carry a state.
+        frame_size: with causal, attention is bidirectional inside frames of this many positions (`lln_attention`).
+        matching: where alpha and beta come from: a `MomentMatcher` or its mode, 'sample' (each sample; not for causal layers),
+            'running', 'fixed' or 'learnable'. Default: 'sample', or 'running' for causal layers. Also use 'running' for the
+            cross-attention of a causal decoder, since 'sample' would look at later queries.
         matching_options: further arguments of `MomentMatcher`, such as target or subtract_mean_key.
 
-    `key_padding_mask` is torch's: True (or -inf) where a key is padding. (Functions take `key_mask`, True where a key counts.)
+    `key_padding_mask` follows torch: True (or -inf) marks padding. The functions' `key_mask` is the opposite.
 
-    Arguments come in torch.nn.MultiheadAttention's order, so that a layer can be the self_attn or multihead_attn of
-    torch's own transformer layers.
+    Arguments have the order of torch.nn.MultiheadAttention, so a layer can serve as self_attn or multihead_attn of torch's
+    transformer layers.
     """
 
     # What torch.nn.TransformerEncoderLayer looks at before it takes a fused path that computes softmax from the weights
@@ -106,9 +106,9 @@ class LLNAttention(nn.Module):
 
     @classmethod
     def from_torch(cls, mha: nn.MultiheadAttention, **options: Any) -> Self:
-        """A layer with the weights of a torch module, to stand in its place; `options` as the layer takes them.
+        """A layer with the weights of a torch module, to replace it. `options` override the layer's arguments.
 
-        Weights trained with softmax want a fit besides, which `lln.convert` does for a whole model.
+        Weights that were trained with softmax also need fitting, which `lln.convert` does for a whole model.
         """
         layer = cls(**{**arguments_of(mha), **options})
         layer.load_state_dict(mha.state_dict())
@@ -120,7 +120,7 @@ class LLNAttention(nn.Module):
             projection.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All as it was made: new weights, and alpha, beta and running statistics as they started."""
+        """Redraw all weights and reset alpha, beta and running statistics."""
         self._draw_weights()
         self._reset_without_drawing()
 
@@ -143,17 +143,16 @@ class LLNAttention(nn.Module):
         state: LLNState | NearFarState | None = None,
         return_state: bool = False,
     ) -> tuple[Tensor, Tensor | LLNState | NearFarState | None]:
-        """Output (as query) and, if asked for, the weights (B, H, Nq, Nk) or the state; else None.
+        """Return (output, extra). The output has the shape of query; extra is the weights, the state, or None.
 
-        key and value are the query by default (self-attention). Without a batch, query is (Nq, E), key_padding_mask
-        (Nk,), and the weights are (H, Nq, Nk). need_weights forms the N x N matrix, for inspection; it and
-        average_attn_weights (the mean over heads) are False by default, where torch.nn.MultiheadAttention has True.
-        attn_mask is there for torch's layers, which pass a causal mask together with is_causal=True: that is taken by a
-        causal layer, and any other refused. On CPU its values are looked at; elsewhere, and in a compiled graph,
-        is_causal=True is believed.
+        key and value default to query (self-attention). Without a batch, query is (Nq, E), key_padding_mask is (Nk,) and
+        weights are (H, Nq, Nk); with one, weights are (B, H, Nq, Nk). need_weights computes this matrix, for inspection. It
+        and average_attn_weights (the mean over heads) default to False, unlike in torch. attn_mask exists for torch's
+        layers, which pass a causal mask with is_causal=True. A causal layer accepts that and refuses any other mask. The
+        values of the mask are checked on the CPU only, and not in compiled graphs.
         """
         if need_weights and return_state:
-            raise ValueError("ask for the weights or for the state, not for both")
+            raise ValueError("need_weights and return_state cannot be combined")
         key = query if key is None else key
         value = key if value is None else value
         self._check_shapes(query, key, value)
@@ -177,7 +176,7 @@ class LLNAttention(nn.Module):
             out, extra = out
         if need_weights:
             if cu_seqlens is not None:
-                raise ValueError("the weights of packed sequences are not one matrix: unpack them to look at them")
+                raise ValueError("packed sequences have no single weight matrix: unpack them to get weights")
             if self.options:
                 raise ValueError("the weights of attention over frames cannot be shown: leave need_weights out")
             weights = self._weights(q, k, alpha, beta, **common)
@@ -242,12 +241,12 @@ class LLNAttention(nn.Module):
 
 
 class LLNDiagAttention(LLNAttention):
-    """Multi-head LLN+Diag (Section 4.2): LLN and softmax inside blocks, averaged as in the paper or mixed by head.
+    """Multi-head LLN+Diag (Section 4.2): a mixture of LLN and softmax inside blocks.
 
     Args beyond `LLNAttention`'s:
-        block_size: positions a block has.
+        block_size: positions per block.
         mix: the weight of the LLN branch; 0.5 is the paper's average.
-        learn_mix: learn one weight a head, started at `mix` and kept between 0 and 1 by a sigmoid.
+        learn_mix: learn one weight per head, starting at `mix` and kept between 0 and 1 by a sigmoid.
     """
 
     def __init__(
@@ -281,7 +280,7 @@ class LLNDiagAttention(LLNAttention):
 
     @property
     def mix(self) -> Tensor | float:
-        """The weight of the LLN branch: a number, or one a head when learned."""
+        """Weight of the LLN branch: a number, or one per head if learned."""
         return self._fixed_mix if self.mix_logit is None else torch.sigmoid(self.mix_logit)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, **options: Any) -> Any:
@@ -304,13 +303,14 @@ class LLNDiagAttention(LLNAttention):
 
 
 class LLNEncoderLayer(nn.Module):
-    """The transformer layer of Figure 3, a drop-in for torch.nn.TransformerEncoderLayer, also inside nn.TransformerEncoder.
+    """The transformer layer of Figure 3: replaces torch.nn.TransformerEncoderLayer, also inside nn.TransformerEncoder.
 
-    `src_key_padding_mask` is torch's: True (or -inf) where a position is padding.
+    `src_key_padding_mask` follows torch: True (or -inf) marks padding. batch_first is True by default.
 
-    Args beyond torch.nn.TransformerEncoderLayer's: attention, 'lln_diag' (default), 'lln' or 'lln_near_far';
-    attention_options, further arguments of `LLNDiagAttention`, `LLNAttention` or `NearFarAttention`, such as causal, matching,
-    block_size. batch_first is True by default.
+    Args beyond torch.nn.TransformerEncoderLayer's:
+        attention: 'lln_diag' (default), 'lln' or 'lln_near_far'.
+        attention_options: further arguments of `LLNDiagAttention`, `LLNAttention` or `NearFarAttention`, such as causal,
+            matching or block_size.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class LLNEncoderLayer(nn.Module):
         self._draw_weights()  # a second time, as LLNAttention does and for its reason
 
     def reset_parameters(self) -> None:
-        """All as it was made: new weights, and alpha, beta, the mix and running statistics as they started."""
+        """Redraw all weights and reset alpha, beta, the mix and running statistics."""
         self._draw_weights()
         self.self_attn._reset_without_drawing()
 

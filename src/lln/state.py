@@ -1,4 +1,4 @@
-"""The recurrent state of causal attention: what the past is, in a size that does not depend on its length.
+"""The recurrent state of causal attention: a summary of the past whose size does not depend on its length.
 
 For LLN, with b_j = beta k_j over all keys seen so far (eq. 8, causal):
 
@@ -6,9 +6,9 @@ For LLN, with b_j = beta k_j over all keys seen so far (eq. 8, causal):
     summed     S = sum_j exp(b_j - c) v_j^T         (B, Hk, D, Dv)
     normaliser z = sum_j exp(b_j - c)               (B, Hk, D)
 
-over the keys so far: the past of causal attention, or any set of keys that later queries are to see. The two sums are in
-float64 (float32 on devices without it), whatever the inputs: a state goes from token to token, and a sum that is rounded to
-float32 at each of n steps loses digits as n grows, until at 2^24 one more token changes nothing.
+The keys are the past of causal attention, or any set of keys that later queries should see. The two sums are in float64
+(float32 on devices without it) for inputs of any dtype. A sum that is rounded to float32 at each of n steps loses digits as n
+grows, until at 2^24 one more token changes nothing.
 
 LLN+Diag adds the open block: the keys and values since the last block boundary.
 """
@@ -28,9 +28,9 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LLNState:
-    """Returned by `return_state=True` and taken by `state=`. Gradients flow through its sums; `detach` cuts them off.
+    """Returned with `return_state=True` and passed back as `state=`. Gradients flow through its sums until `detach`.
 
-    Every tensor has the batch as its first dimension, so a state can be reordered and repeated as beams are.
+    The first dimension of every tensor is the batch, so a state can be reordered and repeated for beam search.
     """
 
     maximum: Tensor
@@ -41,7 +41,7 @@ class LLNState:
     block: OpenBlock | None = None
 
     def select(self, index: Tensor) -> "LLNState":
-        """The samples `index` of the batch, in that order: reordering, repeating or dropping beams."""
+        """The samples `index` of the batch, in that order: reorders, repeats or drops beams."""
         return self._map(lambda x: x.index_select(0, index.to(x.device)))
 
     def repeat_interleave(self, repeats: int) -> "LLNState":
@@ -53,19 +53,19 @@ class LLNState:
         return self._map(lambda x: x.to(device))
 
     def detach(self) -> "LLNState":
-        """The same without its history: no gradient goes further back."""
+        """A copy without gradient history."""
         return self._map(torch.detach)
 
     def clone(self) -> "LLNState":
-        """A copy with memory of its own."""
+        """A deep copy."""
         return self._map(torch.clone)
 
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Size in bytes."""
         return sum(x.numel() * x.element_size() for x in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Plain tensors, for `torch.save`, safetensors or `load`."""
+        """Plain tensors for `torch.save`, safetensors or `load`."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "block"}
         if self.block is not None:
             tensors |= {f"block.{f.name}": getattr(self.block, f.name) for f in fields(self.block)}
@@ -73,7 +73,7 @@ class LLNState:
 
     @staticmethod
     def load(tensors: dict[str, Tensor]) -> "LLNState":
-        """The state that `state_dict` wrote; one of another version is refused."""
+        """The state that `state_dict` returned. Other versions are refused."""
         version = int(tensors["version"]) if "version" in tensors else None
         if version != VERSION:
             raise ValueError(f"this is a state of version {version}; this release reads version {VERSION}")
@@ -91,7 +91,7 @@ class LLNState:
         return LLNState(**parts, block=OpenBlock(**block) if block else None)
 
     def check(self, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, block_size: int | None) -> None:
-        """Refuse a state that was made for something else."""
+        """Raise ValueError if the state does not fit these inputs."""
         expected = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
         if tuple(self.summed.shape) != expected:
             raise ValueError(
@@ -107,7 +107,7 @@ class LLNState:
         if torch.compiler.is_compiling():  # comparing values would break the graph
             return
         for name, own, given in (("alpha", self.alpha, alpha), ("beta", self.beta, beta)):
-            other = f"the state was made with another {name}; its sums cannot go on with this one"
+            other = f"the state was made with another {name} and cannot be continued with this one"
             if not own.is_cpu:  # nothing waits for the host: the device notices by itself
                 torch._assert_async((own == given).all(), other)
             elif not torch.equal(own, given):

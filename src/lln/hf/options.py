@@ -25,20 +25,20 @@ ATTENTIONS = (
 class LLNOptions:
     """Options of `lln`, `lln_diag` and `lln_near_far`.
 
-    version: of this schema.
-    attention: the implementation a converted model is to be loaded with; None leaves it to the caller.
-    target: what moment matching matches, 'entropy', 'variance' or 'paper'.
-    block_size: of LLN+Diag and near-far attention.
-    mix: of LLN+Diag, the weight of the LLN branch.
-    far_weight: the weight is mix min(1, f / block_size), f being the keys that a row may see outside its block, so that a
-        text within one block is softmax; False: mix in every row, as the paper has it and as version 1 had it.
-    neighbours, first_tokens, weights: of near-far attention, as `near_far_attention` has them; weights are four numbers for all
-        heads, and a converted model has its own.
-    subtract_mean_key: per sample in bidirectional models; in causal ones the mean key comes from `convert`. Near-far attention
-        does so wherever it matches alpha and beta to the sample.
-    alpha, beta: fixed values, a number or one for each head (query heads, key heads); None: matched to each sample, or
-        taken from the parameters that `convert` attached. Causal models need one of the two.
-    layers: of a converted model, the shape of each attention module in order; None where softmax is kept.
+    version: version of this schema.
+    attention: implementation with which a converted model is loaded; None leaves it to the caller.
+    target: what moment matching matches: 'entropy', 'variance' or 'paper'.
+    block_size: block size of LLN+Diag and near-far attention.
+    mix: LLN+Diag: weight of the LLN branch.
+    far_weight: scale mix by min(1, f / block_size), where f is the number of keys a row sees outside its block. A text within
+        one block is then exact softmax. False uses mix in every row, as the paper and version 1 do.
+    neighbours, first_tokens, weights: near-far attention, as in `near_far_attention`. weights are four numbers for all
+        heads; a converted model has its own.
+    subtract_mean_key: per sample in bidirectional models; in causal models the mean key comes from `convert`. Near-far
+        attention always subtracts it when it matches alpha and beta to the sample.
+    alpha, beta: fixed values: a number, or one per query head and key head. None: matched to each sample, or taken from the
+        parameters that `convert` attached. Causal models need one or the other.
+    layers: shape of each attention module of a converted model, in order; None where softmax is kept.
     """
 
     version: int = VERSION

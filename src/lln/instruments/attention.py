@@ -84,7 +84,7 @@ class AttentionMatrix(ABC):
         return self.row_mask.sum(-1, keepdim=True)
 
     def require_square(self, what: str) -> None:
-        """Refuse cross-attention in the name of `what`, which needs as many queries as keys."""
+        """Raise ValueError unless there are as many queries as keys, which `what` needs."""
         if self.shape[2] != self.shape[3]:
             raise ValueError(
                 f"{what} needs a square attention matrix; this one has {self.shape[2]} queries and {self.shape[3]} keys. "

@@ -35,7 +35,7 @@ class Bias:
 
 
 def bias(attention: AttentionMatrix | Tensor, row_entropy: Tensor | None = None) -> Bias:
-    """How far columns are favoured. Pass `row_entropy` (B, H) if it is known: it is the only part that costs O(N^2)."""
+    """Split the concentration of P into biased and unbiased bits. Pass `row_entropy` (B, H) if known: only it costs O(N^2)."""
     attention = as_attention(attention)
     if row_entropy is None:
         row_entropy = entropy(attention)

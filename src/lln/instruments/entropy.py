@@ -25,7 +25,7 @@ class Estimate:
 
 
 def entropy(attention: AttentionMatrix | Tensor) -> Tensor:
-    """H(P) of eq. 7 over the rows that count, exactly, (B, H) float64."""
+    """Exact entropy H(P) of eq. 7 in bits over the unmasked rows, (B, H) float64."""
     attention = as_attention(attention)
     per_row = torch.cat([_row_entropy(attention, index) for index in attention.row_chunks()], dim=2)  # (B, H, Nq)
     return (per_row * attention.row_weights()).sum(-1)
@@ -34,7 +34,7 @@ def entropy(attention: AttentionMatrix | Tensor) -> Tensor:
 def sampled_entropy(
     attention: AttentionMatrix | Tensor, rows: int = 256, generator: torch.Generator | None = None
 ) -> Estimate:
-    """H(P) from `rows` rows drawn without replacement, the same ones for all heads of a sample."""
+    """Entropy H(P) estimated from `rows` rows drawn without replacement, the same for all heads of a sample."""
     attention = as_attention(attention)
     queries = attention.shape[2]
     if rows < 2:

@@ -38,7 +38,7 @@ def lognormality(
     quantiles: int = 99,
     quantile_entries: int = 1 << 18,
 ) -> LogNormality:
-    """`rows` limits the moments to that many evenly spaced rows; None takes all of them."""
+    """Moments and log-normality of the entries of P, from `rows` evenly spaced rows; None uses all."""
     attention = as_attention(attention)
     chosen = _spaced(attention, rows)
     mean, variance, skewness, kurtosis = _moments(attention, chosen)

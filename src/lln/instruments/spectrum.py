@@ -47,7 +47,7 @@ def spectral_gap(
     max_products: int = 40,
     generator: torch.Generator | None = None,
 ) -> Spectrum:
-    """The gap of self-attention for each sample and head. `tolerance` and `max_products` steer Arnoldi only."""
+    """Spectral gap of self-attention per sample and head. `tolerance` and `max_products` apply to Arnoldi only."""
     attention = as_attention(attention)
     attention.require_square("the spectral gap")
     if method == "auto":

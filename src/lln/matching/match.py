@@ -102,24 +102,24 @@ def match_moments(
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, MatchingReport]:
     """alpha (S, Hq, 1, 1) and beta (S, Hk, 1, 1) for q (B, Hq, Nq, D) and k (B, Hk, Nk, D), in float32 at least.
 
-    S is the batch size, or the number of packed sequences. sigma_q is pooled over the query heads of each key head.
+    S is the batch size or the number of packed sequences. sigma_q is pooled over the query heads that share a key head.
 
     target: "entropy", "variance" or "paper", see above.
-    per: "head" takes the statistics of each sample and head, so that batch mates have no influence; "tensor" those of
-        the whole tensor, as the paper does. None means "tensor" for the paper's target and "head" otherwise.
+    per: "head" uses statistics of each sample and head, independent of the rest of the batch; "tensor" those of the whole
+        tensor, as the paper does. None means "tensor" for target "paper" and "head" otherwise.
     method: "sample": what is matched is the entropy on a sample of these inputs, whatever their distribution, for
         target "entropy" per head. "table": what would be right were they Gaussian. "instance": root finding on
         2,048 rows of these inputs and all keys, for "entropy" and "variance"; it costs several passes of O(rows N d),
         carries no gradient and does not compile. None means "sample" where it can be, else "table".
-    key_mask: (B, Nk) bool, True where a key counts. With Nq = Nk queries and keys are taken to be the same
-        tokens and it masks the queries' statistics too; with Nq != Nk all queries count.
+    key_mask: (B, Nk) bool, False for masked keys. If Nq = Nk, queries and keys are assumed to be the same tokens, and it
+        masks the queries too; otherwise all queries count.
     cu_seqlens: (S + 1,) boundaries of packed sequences, whose tensors are (1, H, total, D).
-    scale: of the softmax to be matched; None is 1/sqrt(D).
-    center_keys: measure sigma_k about the mean key, for callers who subtract it (feature_bias = -beta * mean key).
+    scale: scale of the softmax to match; None means 1/sqrt(D).
+    center_keys: measure sigma_k about the mean key, for callers that subtract it (feature_bias = -beta * mean key).
     detach: False lets gradients flow through the statistics of the table; the factor on them that method "sample" finds
         is a constant.
-    return_report: return (alpha, beta, `MatchingReport`), at the cost of measuring both attentions once more.
-    group: q and k are this process's stretch of a sequence that a process group, or a dimension of a device mesh, holds
+    return_report: return (alpha, beta, `MatchingReport`); this measures both attentions once more.
+    group: process group, or device-mesh dimension, that shares the sequence; q and k are this process's part of it
         (`lln.parallel`).
     """
     if group is not None:

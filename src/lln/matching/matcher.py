@@ -35,21 +35,21 @@ MODES = ("sample", "running", "fixed", "learnable")
 
 
 class MomentMatcher(nn.Module):
-    """alpha (S, Hq, 1, 1 or D), beta (S, Hk, 1, 1 or D) and, if asked, the feature bias (S, Hq, 1, D) for q and k.
+    """Provides alpha (S, Hq, 1, 1 or D), beta (S, Hk, 1, 1 or D) and, optionally, the feature bias (S, Hq, 1, D).
 
-    S is the number of samples (or packed sequences) in mode "sample" and 1 otherwise: it broadcasts.
+    S is the number of samples (or packed sequences) in mode "sample" and 1 otherwise.
 
-    num_heads, num_key_heads, head_dim: as in the attention it serves; num_key_heads=None means num_heads.
-    target: "entropy", "variance" or "paper" (`lln.match_moments`).
-    method: how mode "sample" matches, as `lln.match_moments` takes it; "table" is what can be exported.
-    subtract_mean_key: also give the feature bias that subtracts the mean key: the sample's own in mode "sample", the
-        running one in modes "running" and "learnable".
-    momentum: weight of a new batch in the running statistics.
-    length: number of keys the table is read at in the modes that do not look at the sample; the dependence is weak.
-    alpha, beta: values for "fixed" and "learnable": a number, or a tensor of a value per head, or (heads, D) with
-    per_feature.
-        Without them "learnable" starts from the values matched at T = 1.
-    scale: of the softmax to be matched; None is 1/sqrt(head_dim).
+    Args:
+        num_heads, num_key_heads, head_dim: as in the attention. num_key_heads=None means num_heads.
+        target: "entropy", "variance" or "paper" (`lln.match_moments`).
+        method: method of mode "sample", as in `lln.match_moments`. "table" can be exported.
+        subtract_mean_key: also return the feature bias that subtracts the mean key: that of the sample in mode "sample", the
+            running mean in modes "running" and "learnable".
+        momentum: weight of a new batch in the running statistics.
+        length: number of keys assumed by modes that do not see the sample; its influence is small.
+        alpha, beta: values for "fixed" and "learnable": a number, one per head, or (heads, D) with per_feature. Without
+            them, "learnable" starts from the values matched at T = 1.
+        scale: scale of the softmax to match; None means 1/sqrt(head_dim).
     """
 
     alpha: Tensor
@@ -105,7 +105,7 @@ class MomentMatcher(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As it was made: alpha and beta as given, running statistics as before any batch."""
+        """Reset alpha and beta to the given values, and the running statistics."""
         if self.mode == "fixed":
             self.alpha.copy_(self._start[0])
             self.beta.copy_(self._start[1])

@@ -75,7 +75,7 @@ def card(name: str) -> Card:
 
 
 def options(name: str, **given: Any) -> Options:
-    """The member's options with the paper's defaults; names that do not exist are refused with those that do."""
+    """The member's options, with the paper's defaults. Unknown names raise ValueError."""
     kind = member(name).options
     known = [field.name for field in dataclasses.fields(kind)]
     unknown = sorted(set(given) - set(known))
@@ -86,7 +86,7 @@ def options(name: str, **given: Any) -> Options:
 
 
 def build(name: str, *, embed_dim: int, num_heads: int, max_length: int, **given: Any) -> nn.Module:
-    """A layer x (B, N, E), key_mask (B, N) True where a key counts -> (B, N, E), for N up to `max_length`."""
+    """A layer that maps x (B, N, E) and key_mask (B, N), False for masked keys, to (B, N, E), for N up to `max_length`."""
     found, chosen = member(name), options(name, **given)
     shape = Shape(embed_dim, num_heads, max_length)
     if issubclass(found.make, Mechanism):
@@ -103,10 +103,10 @@ def layer_options(name: str, layer: int, layers: int) -> dict[str, Any]:
 def attention(name: str, *, max_length: int | None = None, **given: Any) -> Callable[..., Tensor]:
     """The member as a function of q (B, H, Nq, D), k (B, H, Nk, D), v (B, H, Nk, Dv) and masks.
 
-    Random features, where a member has them, belong to the function: they are the same at every length and dtype, on
-    every device, and a seed of None is drawn here, once, from torch's global generator. `max_length` is the longest input
-    there will be; it matters to cosFormer and Reformer, which without it go by the number of tokens of each sample.
-    Where `query_mask` is not given and there are as many queries as keys, they are taken for one sequence.
+    Random features, if any, belong to the function: they are the same for every length, dtype and device. A seed of None is
+    drawn once, here, from torch's global generator. `max_length` is the length of the longest input; without it, cosFormer
+    and Reformer use the number of tokens of each sample. Without `query_mask`, equal numbers of queries and keys are assumed
+    to be one sequence.
     """
     found, chosen = member(name), options(name, **given)
     if found.card.learned or not issubclass(found.make, Mechanism):

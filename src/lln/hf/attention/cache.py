@@ -219,8 +219,8 @@ class LLNCache(Cache):
     """An `LLNCacheLayer` for each layer that is linear; the others keep what they keep with softmax.
 
     Those are layers that stay softmax (all keys), that have a window (the last keys), or that are no attention at all
-    (convolutions and recurrences of LFM2, Jamba, Qwen3-Next). generate() makes it by itself. For a loop of your own:
-    `LLNCache.of(model)`, passed as past_key_values.
+    (convolutions and recurrences of LFM2, Jamba, Qwen3-Next). generate() creates it automatically. In your own loop, pass
+    `LLNCache.of(model)` as past_key_values.
     """
 
     @staticmethod

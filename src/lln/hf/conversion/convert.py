@@ -43,15 +43,15 @@ def convert(
     """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
 
     attention: 'lln_diag', 'lln' or 'lln_near_far', which stays closest to the original.
-    calibrate: texts (with `tokenizer`), or batches (a DataLoader, a list of dictionaries or tensors) to measure on. None:
-        nothing is measured, each sample is matched when it comes; not for causal models.
-    keep_softmax: attention modules, by their number in the model's order (negative ones from the end), to leave as they are.
-        'auto': those that cost the output most when they alone are converted, `softmax_layers` of them, or one in eight.
-    target, block_size, far_weight, neighbours, first_tokens: as `LLNOptions` has them; None: as model.config.lln has them.
-    subtract_mean_key: move the keys so that their mean, measured on the data, is zero.
+    calibrate: texts (with `tokenizer`) or batches (a DataLoader, or a list of dictionaries or tensors) to measure on. None
+        measures nothing and matches each sample at run time; not available for causal models.
+    keep_softmax: numbers of attention modules, in model order (negative from the end), that keep softmax. 'auto' selects the
+        `softmax_layers` modules (default: one in eight) whose conversion alone harms the output most.
+    target, block_size, far_weight, neighbours, first_tokens: as in `LLNOptions`; None takes the values of model.config.lln.
+    subtract_mean_key: subtract the mean key, measured on the data.
     fit: fit concentration and mixing (near-far: the weights, by least squares and cross-validation over texts) per head to
         softmax's output; False takes them as matched, mixed half and half (near-far: the neutral weights).
-    maps, per_feature: make room for learned maps of q and k, and for alpha and beta per feature.
+    maps, per_feature: add parameters for learned maps of q and k, and for alpha and beta per feature.
     """
     if attention not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}")
@@ -126,7 +126,7 @@ def _keep_costliest(model: Any, batches: list, count: int | None, options: LLNOp
 
 
 def unload(model: Model) -> Model:
-    """Take LLN away again: the model is the softmax model it was, bit for bit. Returns the model."""
+    """Restore the original softmax model, bit for bit, in place. Returns the model."""
     before = getattr(model, "lln_before", None) or "sdpa"
     detach(model)
     if hasattr(model, "lln_before"):

@@ -11,7 +11,7 @@ NATIVE := $(wildcard src/lln/ops/native/csrc/*) src/lln/ops/native/build.py
 CORE := tests/ops tests/native tests/test_attention.py tests/test_state.py tests/test_layers.py tests/test_matching.py tests/test_errors.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test alone lint docs bench sweep sanitize calibrate clean
+.PHONY: help setup demo test alone wheels aarch lint docs bench sweep sanitize calibrate clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,14 @@ alone: $(READY)  ## build the library's wheel, install it with torch and numpy o
 	cp -r tests pyproject.toml build/alone/
 	cd build/alone && LLN_CONTRACT_EXAMPLES=40 venv/bin/python -m pytest $(CORE)
 
+wheels:  ## build source archives and wheels for Linux (x86-64, aarch64), macOS and Windows into dist/, with the kernel inside
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'setuptools>=77' ziglang auditwheel
+	build/release/bin/python tools/wheels.py --to dist
+
+aarch: wheels  ## run the kernel's contract tests on 64-bit ARM, emulated by qemu-user (needs qemu-user and debootstrap; slow)
+	build/release/bin/python tools/aarch64.py
+
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,5 +76,5 @@ calibrate: $(READY)  ## measure the matching table again
 
 clean:  ## remove the environment, builds and runs
 	rm -rf $(VENV) build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info lab/src/*.egg-info lab/build
-	rm -f src/lln/ops/native/*.so
+	rm -f src/lln/ops/native/_kernel.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,7 +49,7 @@ def test_something_else_in_its_place_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_builder_and_the_loader_mean_the_same_file() -> None:
-    assert library.LIBRARY == build.HERE / build.LIBRARY
+    assert build.HERE / build.library_name() == library.LIBRARY
 
 
 def test_an_instruction_set_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

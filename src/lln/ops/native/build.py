@@ -5,6 +5,7 @@ path before the package can be imported, so it may import nothing but the standa
 
     python -m lln.ops.native.build            build in place
     python -m lln.ops.native.build --sanitize with AddressSanitizer and UndefinedBehaviorSanitizer
+    python -m lln.ops.native.build --for win_amd64 --to DIR    for another platform, by the compiler of `pip install ziglang`
 """
 
 import argparse
@@ -20,7 +21,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
-LIBRARY = "_kernel.so"
+
+# Platforms to build for from any other, by the names that wheels have for them, and what the cross-compiler calls them.
+TARGETS = {
+    "manylinux_2_17_x86_64": "x86_64-linux-gnu.2.17",
+    "manylinux_2_17_aarch64": "aarch64-linux-gnu.2.17",
+    "macosx_11_0_arm64": "aarch64-macos.11.0",
+    "win_amd64": "x86_64-windows-gnu",
+}
 
 # -ffp-contract=fast lets a*b+c become one fused operation; nothing else may reorder or approximate arithmetic.
 FLAGS = [
@@ -36,6 +44,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-unus
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
 PORTABLE: dict[str, list[str]] = {"portable": []}
+NEON: dict[str, list[str]] = {"neon": []}  # what every 64-bit ARM has
 X86 = {
     **PORTABLE,
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -58,14 +67,31 @@ def compiler() -> list[str]:
     return [found]
 
 
-def build(target_directory: Path, sanitize: bool = False) -> Path:
+def library_name(platform_tag: str | None = None) -> str:
+    """What the library is called on that platform, or on this one: as `library.py` looks for it."""
+    system = platform_tag or sys.platform
+    return "_kernel" + (
+        ".dll" if system.startswith("win") else ".dylib" if system.startswith(("mac", "darwin")) else ".so"
+    )
+
+
+def build(target_directory: Path, sanitize: bool = False, platform_tag: str | None = None) -> Path:
     """Compile and link the library into `target_directory`, whole or not at all, and return its path."""
-    if platform.system() not in ("Linux", "Darwin"):
+    if platform_tag not in (None, *TARGETS):
+        raise BuildError(f"cannot build for {platform_tag!r}, only for {', '.join(TARGETS)}")
+    if platform_tag is None and platform.system() not in ("Linux", "Darwin"):
         raise BuildError(f"the native backend builds on Linux and macOS, not on {platform.system()}")
-    command = compiler()
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    flags = FLAGS + WARNINGS + (["-DLLN_X86"] if is_x86 else []) + (SANITIZE if sanitize else [])
-    instruction_sets = X86 if is_x86 else PORTABLE
+    if platform_tag is None:
+        command, link, machine = compiler(), ["-pthread"], platform.machine().lower()
+    else:
+        command = [sys.executable, "-m", "ziglang", "c++", "-target", TARGETS[platform_tag]]
+        # The C++ runtime is inside and ours alone: what torch's throws, ours could not catch.
+        link, machine = ["-s", *(["-Wl,-Bsymbolic"] if "linux" in platform_tag else [])], platform_tag
+    flags = FLAGS + WARNINGS + (SANITIZE if sanitize else [])
+    instruction_sets = (
+        X86 if machine.endswith(("x86_64", "amd64")) else NEON if machine.endswith(("aarch64", "arm64")) else PORTABLE
+    )
+    library = library_name(platform_tag)
     target_directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         jobs = {
@@ -80,10 +106,10 @@ def build(target_directory: Path, sanitize: bool = False) -> Path:
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
             list(workers.map(compile_one, zip(objects, jobs.values(), strict=True)))
-        linked = Path(scratch) / LIBRARY
-        _run([*command, *flags, "-shared", *map(str, objects), "-o", str(linked), "-pthread"])
-        target = target_directory / LIBRARY
-        aside = target.with_name(LIBRARY + ".part")
+        linked = Path(scratch) / library
+        _run([*command, *flags, "-shared", *map(str, objects), "-o", str(linked), *link])
+        target = target_directory / library
+        aside = target.with_name(library + ".part")
         shutil.copy(linked, aside)
         aside.replace(target)  # a process that has the old library open keeps it
     return target
@@ -103,9 +129,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the native CPU kernel.")
     parser.add_argument("--sanitize", action="store_true", help="with AddressSanitizer and UndefinedBehaviorSanitizer")
     parser.add_argument("--to", type=Path, default=HERE, help="directory for the library (default: inside the package)")
+    parser.add_argument("--for", dest="platform", choices=TARGETS, help="another platform, by its name in wheels")
     options = parser.parse_args()
     try:
-        print(build(options.to, options.sanitize))
+        print(build(options.to, options.sanitize, options.platform))
     except BuildError as error:
         sys.exit(str(error))
 

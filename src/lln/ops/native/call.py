@@ -4,7 +4,7 @@ A tensor crosses with its address, the bytes from there to the end of its storag
 (B, N, H, D).transpose(1, 2) are read without a copy, and the kernel refuses, in words, whatever it could not read or write
 within those bytes.
 
-Environment: LLN_NATIVE_ISA picks an instruction set by name (portable, avx2, avx512) instead of the best this machine has.
+Environment: LLN_NATIVE_ISA picks an instruction set by name (portable, avx2, avx512, neon) in place of this machine's best.
 """
 
 import ctypes

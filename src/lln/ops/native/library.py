@@ -5,6 +5,7 @@ Environment: LLN_NATIVE_LIBRARY opens another build of it, e.g. one with sanitiz
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from lln.ops.native.interface import CALLS, SIZES
 from lln.ops.native.team import torch_team
 
-LIBRARY = Path(__file__).with_name("_kernel.so")  # where `build.py` puts it
+# where `build.py` puts it
+LIBRARY = Path(__file__).with_name("_kernel" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so"))
 
 
 class UnusableError(RuntimeError):

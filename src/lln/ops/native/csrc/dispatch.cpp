@@ -3,6 +3,7 @@
 #include <new>
 
 #include "checks.h"
+#include "cpu.h"
 
 #define DECLARE(isa)                           \
     namespace isa {                            \
@@ -19,13 +20,15 @@
     void near_far_backward(const NearFarProblem&);  \
     void near_far_step(const NearFarStepProblem&);  \
     }
+#if defined(__aarch64__)
+DECLARE(neon)
+#else
 DECLARE(portable)
-#if defined(LLN_X86)
+#endif
+#if defined(__x86_64__)
 DECLARE(avx2)
 DECLARE(avx512)
 #endif
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -54,11 +57,14 @@ struct Kernel {
     }
 
 const Kernel kernels[] = {
+#if defined(__aarch64__)
+    KERNEL(neon, true),
+#else
     KERNEL(portable, true),
-#if defined(LLN_X86)
-    KERNEL(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")),
-    KERNEL(avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")),
+#endif
+#if defined(__x86_64__)
+    KERNEL(avx2, cpu().avx2),
+    KERNEL(avx512, cpu().avx512),
 #endif
 };
 constexpr int64_t count = sizeof kernels / sizeof kernels[0];

@@ -5,6 +5,12 @@
 #pragma once
 #include <cstdint>
 
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
 enum Dtype : int64_t { NO_TENSOR = 0, FLOAT32 = 1, FLOAT16 = 2, BFLOAT16 = 3, FLOAT64 = 4, INT64 = 5, BOOL = 6 };
 
 constexpr int MOST_DIMENSIONS = 4;

@@ -1,11 +1,15 @@
 #include "pool.h"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+
+#include "interface.h"
 
 namespace {
 
@@ -16,6 +20,8 @@ constexpr int SPINS = 2000;
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -94,8 +100,10 @@ void forget_threads() {
 }
 
 void remember_forks() {
+#if !defined(_WIN32)  // where there are no forks
     static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
     (void)registered;
+#endif
 }
 
 struct Shared {
@@ -136,7 +144,7 @@ void lln_parallel(int64_t threads, int64_t count, lln_task task, void* context) 
     for (int64_t i = 0; i < count; ++i) task(context, i);
 }
 
-extern "C" __attribute__((visibility("default"))) void lln_use_team(void* parallel) {
+EXPORT void lln_use_team(void* parallel) {
     remember_forks();
     team.store(reinterpret_cast<lln_team>(parallel));
 }

@@ -1,6 +1,5 @@
 // Reading rows of a strided tensor of any dtype into a float tile, and writing a tile back.
 #pragma once
-#include <cstdlib>
 #include <new>
 
 #include "pool.h"
@@ -24,8 +23,7 @@ class Buffer {
                 block.data = nullptr;
                 return;
             }
-        data_ = static_cast<float*>(aligned_alloc(64, size_ == 0 ? 64 : size_));
-        if (data_ == nullptr) throw std::bad_alloc();
+        data_ = static_cast<float*>(::operator new(size_, LINE));
     }
     ~Buffer() {
         if (size_ <= LARGEST_KEPT)
@@ -34,13 +32,14 @@ class Buffer {
                     block = {data_, size_};
                     return;
                 }
-        free(data_);
+        ::operator delete(data_, LINE);
     }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
     operator float*() const { return data_; }
 
    private:
+    static constexpr std::align_val_t LINE{64};
 #if defined(__SANITIZE_ADDRESS__)
     static constexpr size_t LARGEST_KEPT = 0;  // so that the sanitizer sees each block's own bounds and lifetime
 #else
@@ -53,7 +52,7 @@ class Buffer {
     struct Kept {
         Block blocks[32];
         ~Kept() {
-            for (Block& block : blocks) free(block.data);
+            for (Block& block : blocks) ::operator delete(block.data, LINE);
         }
     };
     static Kept& kept() {

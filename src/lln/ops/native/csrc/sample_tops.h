@@ -10,8 +10,8 @@ template <int S, class Join, int... I>
 INLINE void fold(vf (&x)[W], Join join, Lanes<I...>) {
 #pragma GCC unroll 16
     for (int i = 0; i < S; ++i)
-        x[i] = join(__builtin_shuffle(x[i], x[i + S], vi{((I & S) ? W + I - S : I)...}),
-                    __builtin_shuffle(x[i], x[i + S], vi{((I & S) ? W + I : I + S)...}));
+        x[i] = join(SHUFFLE(x[i], x[i + S], ((I & S) ? W + I - S : I)...),
+                    SHUFFLE(x[i], x[i + S], ((I & S) ? W + I : I + S)...));
 }
 template <class Join>
 INLINE vf fold_lanes(vf (&x)[W], Join join) {

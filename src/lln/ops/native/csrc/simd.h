@@ -4,6 +4,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -15,7 +17,7 @@ constexpr int W = 16;
 #elif defined(__AVX2__)
 constexpr int W = 8;
 #else
-constexpr int W = 4;
+constexpr int W = 4;  // NEON, SSE
 #endif
 constexpr int PANEL = 2 * W;  // the width of a block of a matrix product; every feature size is padded to it
 
@@ -34,6 +36,11 @@ INLINE vf splat(float x) { return x - vf{}; }
 INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }  // of a NaN and b: b
 
 // Shuffles take their lanes from a pack, not a loop, so that the compiler sees constants and picks single instructions.
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
+#endif
 template <int... I> struct Lanes {};
 template <int N, int... I> struct FirstLanes : FirstLanes<N - 1, N - 1, I...> {};
 template <int... I> struct FirstLanes<0, I...> { typedef Lanes<I...> type; };
@@ -41,8 +48,12 @@ typedef FirstLanes<W>::type AllLanes;
 
 template <int BY, int... I>
 INLINE vf rotate(vf x, Lanes<I...>) {
-    return __builtin_shuffle(x, vi{(I + BY) % W...});
+    return SHUFFLE(x, x, (I + BY) % W...);
 }
+#if defined(__aarch64__)
+INLINE float sum(vf x) { return vaddvq_f32((float32x4_t)x); }
+INLINE bool any(vi x) { return vmaxvq_u32((uint32x4_t)x) != 0; }
+#else
 INLINE float sum(vf x) {
     if (W >= 16) x += rotate<W / 2 % 16>(x, AllLanes());
     if (W >= 8) x += rotate<W >= 8 ? 4 : 0>(x, AllLanes());
@@ -50,18 +61,19 @@ INLINE float sum(vf x) {
     x += rotate<1>(x, AllLanes());
     return x[0];
 }
+INLINE bool any(vi x) {
+    int64_t parts[sizeof(vi) / 8], all = 0;
+    memcpy(parts, &x, sizeof x);
+    for (int64_t part : parts) all |= part;
+    return all != 0;
+}
+#endif
 INLINE float max(vf x) {
     if (W >= 16) x = vmax(x, rotate<W / 2 % 16>(x, AllLanes()));
     if (W >= 8) x = vmax(x, rotate<W >= 8 ? 4 : 0>(x, AllLanes()));
     x = vmax(x, rotate<2>(x, AllLanes()));
     x = vmax(x, rotate<1>(x, AllLanes()));
     return x[0];
-}
-INLINE bool any(vi x) {
-    int64_t parts[sizeof(vi) / 8], all = 0;
-    memcpy(parts, &x, sizeof x);
-    for (int64_t part : parts) all |= part;
-    return all != 0;
 }
 
 // exp(x) for x <= 88; below e^-86.5 (the smallest normal numbers) zero; NaN stays NaN. Within 1.5 + |x| / 20 units in the last
@@ -79,6 +91,8 @@ INLINE vf exp(vf x) {
     const vf r = (vf)_mm512_fnmadd_ps((__m512)n, _mm512_set1_ps(0.693147181f), (__m512)x);
 #elif defined(__FMA__)
     const vf r = (vf)_mm256_fnmadd_ps((__m256)n, _mm256_set1_ps(0.693147181f), (__m256)x);
+#elif defined(__aarch64__)
+    const vf r = (vf)vfmsq_f32((float32x4_t)x, (float32x4_t)n, vdupq_n_f32(0.693147181f));
 #else
     const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
 #endif
@@ -102,8 +116,8 @@ INLINE void exchange(vf (&x)[W], Lanes<I...>) {
     for (int i = 0; i < W; ++i) {
         if (i & S) continue;
         const vf a = x[i], b = x[i + S];
-        x[i] = __builtin_shuffle(a, b, vi{((I & S) ? W + I - S : I)...});
-        x[i + S] = __builtin_shuffle(a, b, vi{((I & S) ? W + I : I + S)...});
+        x[i] = SHUFFLE(a, b, ((I & S) ? W + I - S : I)...);
+        x[i + S] = SHUFFLE(a, b, ((I & S) ? W + I : I + S)...);
     }
 }
 INLINE void transpose_block(vf (&x)[W]) {
@@ -131,6 +145,9 @@ INLINE vd high_doubles(vf x) { return (vd)_mm512_cvtps_pd(_mm512_extractf32x8_ps
 #elif defined(__AVX2__)
 INLINE vd low_doubles(vf x) { return (vd)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)); }
 INLINE vd high_doubles(vf x) { return (vd)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)); }
+#elif defined(__aarch64__)
+INLINE vd low_doubles(vf x) { return (vd)vcvt_f64_f32(vget_low_f32((float32x4_t)x)); }
+INLINE vd high_doubles(vf x) { return (vd)vcvt_high_f64_f32((float32x4_t)x); }
 #else
 INLINE vd low_doubles(vf x) { return vd{x[0], x[1]}; }
 INLINE vd high_doubles(vf x) { return vd{x[2], x[3]}; }
@@ -200,6 +217,8 @@ INLINE vf load_as_float(const half_t* p) {
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
 #else
     vf y;
     for (int i = 0; i < W; ++i) y[i] = to_float(p[i]);
@@ -221,6 +240,8 @@ INLINE void store_from_float(half_t* p, vf x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 #else
     for (int i = 0; i < W; ++i) from_float(x[i], p[i]);
 #endif

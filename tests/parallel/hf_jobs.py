@@ -11,7 +11,7 @@ import lln.parallel
 
 def loss_of(model: Any, labels: Tensor, total: int, **inputs: Tensor) -> Tensor:
     """The part of these labels in the mean over `total` of them."""
-    out = model(**inputs)
+    out = model(**inputs, use_cache=False)  # near-far attention has no states over several processes
     logits = out.logits if "logits" in out else out.last_hidden_state
     return F.cross_entropy(logits.flatten(0, 1).double(), labels.flatten(), reduction="sum") / total
 
@@ -24,7 +24,8 @@ def hugging_face(group: Any, payload: dict[str, Any]) -> dict[str, Any]:
     """The part of the loss, and summed gradients; inputs are cut here, as a training loop does."""
     from tests.hf.models import make
 
-    model = make(payload["family"]).double()
+    family, attention, options = payload["model"]
+    model = make(family, attention, **options).double()
     with lln.parallel.context_parallel(group):
         cut = {n: lln.parallel.shard(t, 1, multiple_of=payload["multiple_of"]) for n, t in payload["inputs"].items()}
         labels = cut.pop("labels")

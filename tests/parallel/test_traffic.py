@@ -24,6 +24,18 @@ def test_traffic_is_that_of_the_formula(pool: Pool, function: str, causal: bool,
         assert [(s[1], s[2]) for s in found["backward"]] == [(torch.float32, states * (VALUE_DIM + 1))]
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_near_far_attention_sends_moments_whatever_the_length(pool: Pool, causal: bool, tokens: int) -> None:
+    shapes = [(BATCH, HEADS, tokens, DIM), (BATCH, KEY_HEADS, tokens, DIM), (BATCH, KEY_HEADS, tokens, VALUE_DIM)]
+    payload = {"shapes": shapes, "function": "near_far_attention", "causal": causal, "check": False}
+    moments = 2 * DIM * VALUE_DIM + 4 * DIM + VALUE_DIM + 1
+    expected = [(torch.float64, (1 if causal else 2) * BATCH * KEY_HEADS * moments)]
+    for found in pool.run("traffic", [payload] * 3):
+        assert [(s[1], s[2]) for s in found["forward"] if s[1] != torch.int64] == expected
+        assert [(s[1], s[2]) for s in found["backward"]] == expected
+
+
 def test_comparing_every_call_costs_twelve_whole_numbers(pool: Pool) -> None:
     shapes = [(BATCH, HEADS, 64, DIM)] * 3
     payload = {"shapes": shapes, "function": "lln_attention", "causal": False, "check": True}

@@ -15,17 +15,18 @@ TITLES = {
     "lra": "Long Range Arena (`table4`, `table5`, `sensitivity`)",
     "gaussian": "Are queries and keys Gaussian (`gaussian`)",
 }
-HEAD = """# Presets against their sources
+HEAD = """<!-- Made from lln_lab.experiments.sources by `python -m lln_lab.pages.presets docs`; do not edit. -->
+# Presets and their sources
 
-Every hyper-parameter of `--preset paper`: its value, where it comes from, and whether it is the paper's, the recipe's (of the
-code base that the paper names) or ours. Made from `lln_lab.experiments.sources` by `python -m lln_lab.pages.presets docs`; do
-not edit it. A test resolves every number of every preset to its row here. Recipes were read in the public repositories
-facebookresearch/fairseq, pkuzengqi/Skyformer, lucidrains/vit-pytorch, lucidrains/linformer and facebookresearch/deit.
+Every hyper-parameter of `--preset paper`: its value, its source, and whether it is the paper's, the recipe's (from the code
+base that the paper names) or ours. A test finds a row here for every number of every preset. Recipes were read in the public
+repositories facebookresearch/fairseq, pkuzengqi/Skyformer, lucidrains/vit-pytorch, lucidrains/linformer and
+facebookresearch/deit.
 
-Any of it can be tried without a GPU: `lln reproduce fig8 --preset paper --check` counts weights, flops and memory of a step and
-does one tiny step. `--accumulate`, `--precision` and `--checkpointing` change how a step is computed, not what it is.
+You can check a preset without a GPU: `lln reproduce fig8 --preset paper --check` counts weights, FLOPs and memory of a step and
+takes one tiny step. `--accumulate`, `--precision` and `--checkpointing` change how a step is computed, not its settings.
 """
-TAIL = """## What differs from the recipes all the same
+TAIL = """## Remaining differences from the recipes
 
 - Attention dropout is 0 for every method (0.1 in the recipes): weights of a linear attention cannot be dropped one by one.
 - Scores are those of the last step. fairseq and Skyformer report the best of their evaluations.

@@ -61,3 +61,40 @@ def torch_encoder(**options: Any) -> nn.TransformerEncoder:
 
 def batches(count: int = 2, length: int = 80, width: int = 32) -> list[Tensor]:
     return list(torch.randn(count, 3, length, width, generator=torch.Generator().manual_seed(1)))
+
+
+class ViT(nn.Module):
+    """A vision transformer of torch's own layers: patches, a class token, positions, nn.TransformerEncoder."""
+
+    def __init__(self, size: int = 32, patch: int = 4, width: int = 32, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.first = nn.Parameter(torch.randn(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 2 * width, batch_first=True, norm_first=True, activation="gelu"
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], dim=1) + self.position
+        scores: Tensor = self.head(self.encoder(x)[:, 0])
+        return scores
+
+
+class LikeTimm(nn.Module):
+    """The attention and block of timm's vision transformer, for where timm cannot be installed: qkv in one, norms of q and k,
+    the scale left to scaled_dot_product_attention, layer scale on both branches."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.ls1, self.ls2 = (nn.Parameter(torch.full((width,), 0.1)) for _ in range(2))
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1 * self.attn(self.norm1(x))
+        return x + self.ls2 * self.mlp(self.norm2(x))

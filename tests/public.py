@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("lln", "lln.zoo", "lln.instruments", "lln.parallel", "lln.hf")
+PACKAGES = ("lln", "lln.zoo", "lln.instruments", "lln.parallel", "lln.onnx", "lln.hf")
 
 
 def names(package: str) -> list[str]:

@@ -18,6 +18,7 @@ from lln_lab.cli.bench_parallel import parallel
 from lln_lab.cli.bench_peers import peers
 from lln_lab.cli.bench_start import start
 from lln_lab.cli.bench_sums import sums
+from lln_lab.cli.bench_vit import vit
 from lln_lab.cli.bench_zoo import zoo
 
 app = typer.Typer(help="Measure speed and memory, as ratios within one run.", no_args_is_help=True)
@@ -41,5 +42,6 @@ for _benchmark in (
     start,
     gpu,
     onnx,
+    vit,
 ):
     app.command()(_benchmark)

@@ -8,6 +8,7 @@ what it is at its edge; above it s does. `lln calibrate` writes the table (`lln.
 """
 
 import json
+import math
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -64,7 +65,9 @@ def differentiable_matched_ratio(t: Tensor, keys: Tensor, target: str, head_dim:
         return left + across * (right - left)
 
     log2_ratio = (1 - down) * along(above) + down * along(below)
-    return log2_ratio.exp2() * (highest / t.clamp_min(highest))
+    # exp2 is not among the operators that every runtime has
+    ratio = log2_ratio.exp2() if graphs.forms is None else (log2_ratio * math.log(2)).exp()
+    return ratio * (highest / t.clamp_min(highest))
 
 
 def _position(x: Tensor, first: float, step: float, points: int) -> tuple[Tensor, Tensor]:

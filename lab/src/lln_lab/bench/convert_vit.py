@@ -70,7 +70,7 @@ def _converted(
     tell(f"seed {seed}: {attention}")
     model = copy.deepcopy(original)
     batches = list(train[0].split(plan.batch))
-    near = {"block_size": plan.block_size} if attention == "lln_near_far" else {}
+    near: dict[str, Any] = {"block_size": plan.block_size} if attention == "lln_near_far" else {}
     options = {"block_size": plan.block_size} if attention == "lln_diag" else {}
     lln.convert(model, batches[: plan.calibration], attention=attention, options=options, **near)
     found = {

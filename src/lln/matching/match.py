@@ -206,7 +206,7 @@ def shape_for_attention(alpha: Tensor, beta: Tensor, query_heads: int, dtype: to
     """(S, Hk) -> alpha (S, Hq, 1, 1), repeated for the query heads of each key head, and beta (S, Hk, 1, 1)."""
     if query_heads != alpha.shape[1]:
         alpha = alpha.repeat_interleave(query_heads // alpha.shape[1], dim=1)
-    return alpha.to(dtype)[:, :, None, None], beta.to(dtype)[:, :, None, None]
+    return alpha.to(dtype).reshape(*alpha.shape, 1, 1), beta.to(dtype).reshape(*beta.shape, 1, 1)
 
 
 def _resolve_method(method: str | None, target: str, per: str) -> str:

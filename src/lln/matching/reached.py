@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -66,9 +67,8 @@ def _farthest(entropies: Tensor) -> tuple[float, float] | None:
     """Softmax's and LLN's entropy in bits where they differ most, if that is far."""
     if entropies.numel() == 0:
         return None
-    softmax, lln = (entropies / math.log(2)).unbind(-1)
-    excess = (lln - softmax).abs() - (FAR_SHARE * softmax).clamp_min(FAR_BITS)
-    worst = int(torch.where(excess.isnan(), -1.0, excess).argmax())
-    if not float(excess.flatten()[worst]) > 0:
-        return None
-    return float(softmax.flatten()[worst]), float(lln.flatten()[worst])
+    # in numpy, whose calls cost a fifth of torch's on so few numbers
+    softmax, lln = entropies.detach().numpy().reshape(-1, 2).T / math.log(2)
+    excess = numpy.abs(lln - softmax) - numpy.maximum(FAR_SHARE * softmax, FAR_BITS)
+    worst = int(numpy.where(numpy.isnan(excess), -1.0, excess).argmax())
+    return (float(softmax[worst]), float(lln[worst])) if excess[worst] > 0 else None

@@ -10,7 +10,7 @@
 
 namespace LLN_ISA {
 
-constexpr float SEGMENT_RANGE = 64;
+constexpr float SEGMENT_RANGE = SLACK;
 constexpr int TILE_ROWS = CHUNK + 16;  // room for transposing whole blocks
 static_assert(W <= 16, "tiles have no room for wider blocks");
 

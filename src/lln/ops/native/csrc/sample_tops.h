@@ -128,7 +128,7 @@ class Scores {
 
 template <class T, bool CENTRED, bool PADDED>
 static void scan_as(const SampledHead& head, const Scan& with, Scores& by_feature, Scores& by_softmax) {
-    constexpr int HALF = W / 2;
+    constexpr int HALF = W / 2, AHEAD = 2 * W;
     const T* const data = reinterpret_cast<const T*>(head.k.data);
     for (int64_t first = 0; first < head.keys.count; first += W) {
         const int count = int(least(W, head.keys.count - first));
@@ -136,6 +136,7 @@ static void scan_as(const SampledHead& head, const Scan& with, Scores& by_featur
         for (int half = 0; half < W; half += HALF) {
             const T* rows[HALF];
             for (int r = 0; r < HALF; ++r) rows[r] = data + head.keys[first + (half + r < count ? half + r : 0)] * head.k.row_stride;
+            for (int64_t r = first + half + AHEAD; r < first + half + HALF + AHEAD && r < head.keys.count; ++r) fetch_row(head.k, head.keys[r]);
             scan_rows<T, CENTRED, PADDED, HALF>(with, rows, head.k.feature_stride, int(head.dim), u + half, m + half);
         }
         by_softmax.put(first, fold_lanes(u, [](vf a, vf b) { return a + b; }));

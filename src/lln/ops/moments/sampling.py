@@ -44,12 +44,28 @@ class Size(NamedTuple):
 
 # as in csrc/sample.h
 SMALL_KEYS = Size(96, 24)
-SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(128, 64, most_even=512, share=12)
+SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(128, 64, most_even=1024, share=12)
 LONG_KEYS = Size(2048, 64, most_even=8192, share=2)
 SPREAD_ROWS = 48  # what means and variances are taken over, with the even keys of SMALL_KEYS
-SMALL_ROWS, LLN_ROWS, LONG_ROWS = 24, 64, 32
-FEWEST_ROWS, MOST_ROWS = 128, 512  # those by rank are a sixteenth of the keys, within these
-CANDIDATES = 4  # so many times as many rows by position are ranked
+SMALL_ROWS = 24
+CANDIDATES = 2  # so many times as many rows by position are ranked
+
+
+class RowCount(NamedTuple):
+    """How many rows a large sample has: a share of the number of keys, within limits."""
+
+    fewest: int
+    most: int
+    share: int
+
+    def of(self, keys: Tensor) -> Tensor:
+        return (keys // self.share).clamp(self.fewest, self.most)
+
+    def at_most(self, keys: int) -> int:
+        return min(max(keys // self.share, self.fewest), self.most)
+
+
+SOFTMAX_ROWS, LLN_ROWS, LONG_ROWS = RowCount(128, 1024, 16), RowCount(64, 128, 128), RowCount(32, 64, 256)
 
 
 class Rows(NamedTuple):
@@ -177,10 +193,14 @@ class Sampler:
         group = (row * ((self.groups - 1) // places + 1) % self.groups).expand_as(position)
         return Rows(group, position, row < taken[:, None])
 
+    def some(self, rows: Rows, score: Tensor, number: RowCount) -> tuple[Rows, Tensor]:
+        """So many of the rows, at equal distances in the order of falling score (S, H, R), and their places."""
+        places, counts = spaced(score, rows.counts, number.of(self.keys.count), number.at_most(self.length))
+        return rows.at(places, counts), places
+
     def rows_by_rank(self) -> Rows:
         """Of several times as many rows by position, those at equal distances in the order of falling r."""
-        wanted = (self.keys.count // 16).clamp(FEWEST_ROWS, MOST_ROWS)
-        places = min(max(self.length // 16, FEWEST_ROWS), MOST_ROWS)
+        wanted, places = SOFTMAX_ROWS.of(self.keys.count), SOFTMAX_ROWS.at_most(self.length)
         all_of = self.rows_by_position(CANDIDATES * places, CANDIDATES * wanted)
         return all_of.at(*spaced(self._logit_spread(all_of), all_of.counts, wanted, places))
 

@@ -13,7 +13,7 @@ search goes on with more rows and keys, for each attention those it needs:
 
     softmax  is looked at once, and its rows differ widely: hundreds of rows by rank of r, on a few keys; a few of these
              rows over many more keys, and what that adds is added for all: each row may have keys of its own to look at
-    LLN      is looked at several times, and its rows differ less: 64 of those rows, by rank of the largest exponent,
+    LLN      is looked at several times, and its rows differ less: some of those rows, by rank of the largest exponent,
              max_l (alpha q_il + beta max_j k_jl)
 
 The number of evaluations is fixed and what has come close stays as it is, so that nothing is read back from a device.
@@ -35,7 +35,6 @@ from lln.ops.moments.sampling import (
     SOFTMAX_KEYS,
     Sample,
     Sampler,
-    spaced,
 )
 
 WIDEST = (-16.0, 12.0)  # bracket of x
@@ -94,12 +93,12 @@ def _large_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -
     sample = sampler.draw(rows, SOFTMAX_KEYS)
     entropies = _softmax_entropies(sample, scale)
     in_order = torch.zeros_like(entropies)  # as they come, which is by rank
-    chosen, counts = spaced(in_order, rows.counts, LONG_ROWS, LONG_ROWS)
-    long = sampler.draw(rows.at(chosen, counts), LONG_KEYS)
+    some, chosen = sampler.some(rows, in_order, LONG_ROWS)
+    long = sampler.draw(some, LONG_KEYS)
     missed = _mean(_softmax_entropies(long, scale) - entropies.gather(-1, chosen), long)
     softmax = (_mean(entropies, sample) + missed).clamp_min(0)
-    chosen, counts = spaced(_largest_exponents(sample, alpha, beta), rows.counts, LLN_ROWS, LLN_ROWS)
-    return sampler.draw(rows.at(chosen, counts), LLN_KEYS), softmax
+    some, _ = sampler.some(rows, _largest_exponents(sample, alpha, beta), LLN_ROWS)
+    return sampler.draw(some, LLN_KEYS), softmax
 
 
 def _largest_exponents(sample: Sample, alpha: Tensor, beta: Tensor) -> Tensor:

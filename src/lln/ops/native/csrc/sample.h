@@ -21,9 +21,12 @@ struct KeyCount {
     bool all_of(int64_t keys) const { return even_of(keys) == keys; }
 };
 // as in lln.ops.moments.sampling
-constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {128, 64, 512, 12}, LONG_KEYS = {2048, 64, 8192, 2};
-constexpr int64_t SPREAD_ROWS = 48, SMALL_ROWS = 24, LLN_ROWS = 64, LONG_ROWS = 32, CANDIDATES = 4;
-constexpr int64_t rows_of(int64_t keys) { return keys / 16 < 128 ? 128 : keys / 16 < 512 ? keys / 16 : 512; }
+constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {128, 64, 1024, 12}, LONG_KEYS = {2048, 64, 8192, 2};
+constexpr int64_t SPREAD_ROWS = 48, SMALL_ROWS = 24, CANDIDATES = 2;
+constexpr int64_t between(int64_t fewest, int64_t x, int64_t most) { return x < fewest ? fewest : x < most ? x : most; }
+constexpr int64_t rows_of(int64_t keys) { return between(128, keys / 16, 1024); }
+constexpr int64_t lln_rows_of(int64_t keys) { return between(64, keys / 128, 128); }
+constexpr int64_t long_rows_of(int64_t keys) { return between(32, keys / 256, 64); }
 
 INLINE int64_t middle(int64_t place, int64_t taken, int64_t count) { return (2 * place + 1) * count / (2 * taken); }
 
@@ -185,14 +188,20 @@ static float logit_spread(const Rows& q, int64_t position, const double* of_k, d
 
 // Indices of `most` scores, or of all, at equal distances in their falling order; equal ones as they come, NaN last.
 static std::vector<int64_t> spaced(const std::vector<float>& scores, int64_t most) {
-    std::vector<uint64_t> order;
+    std::vector<uint64_t> order, next(scores.size());
     for (const float score : scores) {
         uint32_t bits;
         memcpy(&bits, &score, 4);
         bits = score == score ? (bits >> 31 ? bits : ~bits & 0x7fffffff) : ~uint32_t(0);  // rising as scores fall
         order.push_back(uint64_t(bits) << 32 | order.size());
     }
-    std::sort(order.begin(), order.end());
+    for (int shift = 32; shift < 64; shift += 8) {  // by counting, the last eight bits first
+        uint32_t begin[257] = {};
+        for (const uint64_t x : order) ++begin[(x >> shift & 255) + 1];
+        for (int b = 0; b < 256; ++b) begin[b + 1] += begin[b];
+        for (const uint64_t x : order) next[begin[x >> shift & 255]++] = x;
+        order.swap(next);
+    }
     const int64_t all = int64_t(scores.size()), taken = least(all, most);
     std::vector<int64_t> chosen;
     for (int64_t r = 0; r < taken; ++r) chosen.push_back(int64_t(uint32_t(order[size_t(middle(r, taken, all))])));

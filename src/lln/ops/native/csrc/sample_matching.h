@@ -261,7 +261,7 @@ static double mean(const std::vector<double>& x) {
 }
 
 inline double HeadSample::missed(const KeyScores& scores, const std::vector<double>& of_softmax) const {
-    const std::vector<int64_t> chosen = spaced(std::vector<float>(rows_.size()), LONG_ROWS);  // as they come, which is by rank
+    const std::vector<int64_t> chosen = spaced(std::vector<float>(rows_.size()), long_rows_of(head_.keys.count));  // as they come, which is by rank
     const int count = int(chosen.size());
     if (count == 0 || SMALL_KEYS.all_of(head_.keys.count)) return 0;
     const Places places(head_, scores, LONG_KEYS);
@@ -361,7 +361,7 @@ static void match_head(const MatchProblem& p, int64_t i) {
             HeadSample many(head, rows, of_softmax);
             const std::vector<double> entropies = many.softmax();
             softmax = more(mean(entropies) + many.missed(scores, entropies), 0);
-            const std::vector<Row> lln_rows = rows_at(rows, spaced(many.largest_exponents(alpha, beta), LLN_ROWS));
+            const std::vector<Row> lln_rows = rows_at(rows, spaced(many.largest_exponents(alpha, beta), lln_rows_of(head.keys.count)));
             HeadSample large(head, lln_rows, of_lln);
             search(large, alpha, beta, full, softmax, LARGE_EVALUATIONS, found);
         }

@@ -152,8 +152,8 @@ static void scan(const SampledHead& head, const Scan& with, Scores& by_feature, 
 }
 
 // What is known of every key of a head: of no use where all of them are drawn.
-struct KeyScores {
-    Scores by_feature, by_softmax;
+class KeyScores {
+   public:
     explicit KeyScores(const SampledHead& head) : by_feature(head.keys.count), by_softmax(head.keys.count) {
         if (SMALL_KEYS.all_of(head.keys.count)) return;
         const Scan with(head, head.p.scale);
@@ -163,6 +163,20 @@ struct KeyScores {
             default: scan<float>(head, with, by_feature, by_softmax);
         }
     }
+    // Ranks of the `top` largest by feature, then of those by softmax.
+    const std::vector<int64_t>& tops(int64_t top) const {
+        if (top != found_for_) {
+            tops_ = by_feature.largest(top);
+            for (const int64_t rank : by_softmax.largest(top)) tops_.push_back(rank);
+            found_for_ = top;
+        }
+        return tops_;
+    }
+
+   private:
+    Scores by_feature, by_softmax;
+    mutable std::vector<int64_t> tops_;  // of the last number that was asked for
+    mutable int64_t found_for_ = 0;
 };
 
 // Which keys a sample has, and for how many each stands.
@@ -174,15 +188,14 @@ struct Places {
         for (int64_t j = 0; j < even; ++j) positions.push_back(head.even_position(size, j));
         weights.assign(size_t(even), 1);
         if (size.all_of(head.keys.count)) return;
-        for (const Scores* kind : {&scores.by_feature, &scores.by_softmax})
-            for (const int64_t rank : kind->largest(size.top)) {
-                const int64_t position = head.keys[rank];
-                const bool again = std::find(positions.begin() + even, positions.end(), position) != positions.end();
-                if (again) continue;
-                const int64_t same = even_place(position);
-                if (same >= 0) weights[size_t(same)] = 0;
-                positions.push_back(position);
-            }
+        for (const int64_t rank : scores.tops(size.top)) {
+            const int64_t position = head.keys[rank];
+            const bool again = std::find(positions.begin() + even, positions.end(), position) != positions.end();
+            if (again) continue;
+            const int64_t same = even_place(position);
+            if (same >= 0) weights[size_t(same)] = 0;
+            positions.push_back(position);
+        }
         int64_t standing = 0;
         for (const float w : weights) standing += w > 0;
         const int64_t tops = int64_t(positions.size()) - even;

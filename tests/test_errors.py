@@ -11,6 +11,7 @@ from lln import (
     lln_attention,
     lln_diag_attention,
     match_moments,
+    near_far_attention,
 )
 from lln.ops.checks import check_boundaries, check_shapes_of_packed
 
@@ -214,3 +215,27 @@ def test_layers_that_cannot_be_made() -> None:
         LLNEncoderLayer(16, 4)(torch.randn(1, 5, 16), is_causal=True)
     with pytest.raises(ValueError, match="the weights or for the state, not for both"):
         LLNAttention(16, 4, causal=True)(torch.randn(1, 5, 16), need_weights=True, return_state=True)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_not_finite_is_refused(scale: float) -> None:
+    for call in (
+        lambda: lln_diag_attention(q, k, v, scale=scale),
+        lambda: block_diagonal_attention(q, k, v, scale=scale),
+        lambda: near_far_attention(q, k, v, scale=scale),
+        lambda: match_moments(q, k, scale=scale),
+    ):
+        with pytest.raises(ValueError, match="scale must be a finite number, got (nan|inf)"):
+            call()
+
+
+def test_weights_of_near_far_attention_are_real_and_finite() -> None:
+    with pytest.raises(TypeError, match=r"weights must be real numbers, got torch\.complex64"):
+        near_far_attention(q, k, v, weights=torch.ones(4, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="weights must be finite numbers, got nan"):
+        near_far_attention(q, k, v, weights=torch.tensor([0.0, 1.0, 1.0, float("nan")]))
+
+
+def test_a_block_size_of_true_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_size must be a whole number of at least 1, got True"):
+        block_diagonal_attention(q, k, v, block_size=True)

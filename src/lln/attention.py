@@ -15,7 +15,15 @@ from lln.ops import lln as lln_ops
 from lln.ops.backends import AUTO
 from lln.ops.blocks.continued import continue_blocks
 from lln.ops.blocks.open_block import OpenBlock
-from lln.ops.checks import check_block_size, check_boundaries, check_masks, check_one_length, check_qkv, refuse_unknown
+from lln.ops.checks import (
+    check_block_size,
+    check_boundaries,
+    check_masks,
+    check_one_length,
+    check_qkv,
+    refuse_unknown,
+    softmax_scale,
+)
 from lln.ops.diag.both import mixed
 from lln.ops.lln.frames import attention_over_frames, check_frame_size
 from lln.ops.lln.op import accumulation_dtype, compute_dtype
@@ -156,7 +164,7 @@ def block_diagonal_attention(
     if cu_seqlens is not None:
         cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    scale = softmax_scale(scale, q.shape[3])
     x = block_ops.Operands(q, k, v, key_mask, _edges(cu_seqlens, q), block_size, scale, is_causal)
     with watched("blocks", x) if observers else UNWATCHED:
         return block_ops.blocks(x, backend).out
@@ -264,7 +272,7 @@ def lln_diag_attention(
     x = diag_ops.Operands(
         q, k, v, None if lln_q is None else far_q, None if lln_k is None else far_k,
         scales.alpha, scales.beta, scales.bias, _mixing_weight(mix, q), key_mask, _edges(cu_seqlens, q), block_size,
-        q.shape[3] ** -0.5 if scale is None else float(scale), is_causal,
+        softmax_scale(scale, q.shape[3]), is_causal,
         keep_branch=torch.is_grad_enabled() and not apart,
     )  # fmt: skip
     with watched("diag" if state is None else "diag_step", x) if observers else UNWATCHED:

@@ -33,7 +33,7 @@ from torch import Tensor
 from lln.matching.instance import matched_on_instance
 from lln.matching.reached import warn_of_search, warn_of_table
 from lln.ops import stretches
-from lln.ops.checks import check_boundaries, check_masks, check_queries_and_keys, refuse_unknown
+from lln.ops.checks import check_boundaries, check_masks, check_queries_and_keys, refuse_unknown, softmax_scale
 from lln.ops.lln.op import compute_dtype
 from lln.ops.moments import EntropyOperands, MatchOperands, entropies, match
 from lln.ops.moments.formula import DEFAULT_TARGET, degrees_of_freedom, match_statistics
@@ -137,7 +137,7 @@ def match_moments(
     edges = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64)
     x = MatchOperands(
         q.detach(), k.detach(), key_mask, edges, "table" if method == "instance" else method, target, per,
-        q.shape[-1] ** -0.5 if scale is None else float(scale), center_keys,
+        softmax_scale(scale, q.shape[-1]), center_keys,
     )  # fmt: skip
     alpha, beta, reached = match(x)
     if not detach:
@@ -189,7 +189,7 @@ def sample_factor(
         statistics = statistics_of(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, center_keys=center_keys)
     table = match_statistics(statistics._replace(log_factor=None), q.shape[-1], scale=scale)
     edges = None if cu_seqlens is None else cu_seqlens.to(q.device, torch.int64)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = softmax_scale(scale, q.shape[-1])
     found = match(MatchOperands(q, k, key_mask, edges, "sample", DEFAULT_TARGET, "head", scale, center_keys))
     return torch.stack([found.alpha / table[0], found.beta / table[1]], dim=-1).log()
 

@@ -5,12 +5,20 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from lln.attention import Scale, _broadcast, _check_blocks, _edges, _Scales
+from lln.attention import (
+    Scale,
+    _broadcast,
+    _check_blocks,
+    _edges,
+    _refuse_nan,
+    _refuse_what_is_no_real_number,
+    _Scales,
+)
 from lln.matching import match_moments
 from lln.near_far.state import NearFarState
 from lln.observers import UNWATCHED, observers, watched
 from lln.ops.backends import AUTO
-from lln.ops.checks import refuse_unknown
+from lln.ops.checks import refuse_unknown, softmax_scale
 from lln.ops.lln.op import compute_dtype
 from lln.ops.moments import Operands as MomentOperands
 from lln.ops.moments import moments
@@ -160,7 +168,7 @@ def operands(
         cu_seqlens = own_boundaries(cu_seqlens, k.shape[2])
     _check_blocks(q, k, v, block_size, key_mask, is_causal, cu_seqlens)
     check_reach(neighbours, first_tokens)
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    scale = softmax_scale(scale, q.shape[3])
     scales = _scales(q, k, alpha, beta, feature_bias, key_mask, is_causal, cu_seqlens, state, scale)
     return Operands(
         q, k, v, *scales, _weights(weights, q), key_mask, _edges(cu_seqlens, q),
@@ -226,7 +234,11 @@ def _mean_key(k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> 
 
 def _weights(weights: Tensor | None, q: Tensor) -> Tensor:
     """(B, Hq, 4) in the compute dtype."""
-    given = torch.as_tensor(NEUTRAL if weights is None else weights, dtype=compute_dtype(q.dtype), device=q.device)
+    given = torch.as_tensor(NEUTRAL if weights is None else weights)
+    _refuse_what_is_no_real_number("weights", given)
+    if given.dim() <= 1:  # those of each head were fitted or learnt, and to look at them would cost a step of decoding
+        _refuse_nan("weights", given, or_infinite=True)
+    given = given.to(q.device, compute_dtype(q.dtype))
     shape = (q.shape[0], q.shape[1], len(WEIGHTS))
     fits = 1 <= given.dim() <= 3 and all(a in (1, b) for a, b in zip(given.shape[::-1], shape[::-1], strict=False))
     if not fits or given.shape[-1] != len(WEIGHTS):

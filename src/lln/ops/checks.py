@@ -5,6 +5,7 @@ nothing. `check_boundaries` reads the values of `cu_seqlens`, which only a CPU c
 whatever reads memory by them.
 """
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -119,8 +120,17 @@ def check_one_length(q: Tensor, k: Tensor) -> None:
         raise ValueError(f"blocks need as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
 
 
+def softmax_scale(scale: float | None, head_dim: int) -> float:
+    """As given, or 1/sqrt(D)."""
+    if scale is None:
+        return float(head_dim**-0.5)
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale}")
+    return float(scale)
+
+
 def check_block_size(block_size: int) -> None:
-    if not isinstance(block_size, int) or block_size < 1:
+    if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
         raise ValueError(f"block_size must be a whole number of at least 1, got {block_size!r}")
 
 

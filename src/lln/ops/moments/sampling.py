@@ -45,7 +45,7 @@ class Size(NamedTuple):
 # as in csrc/sample.h
 SMALL_KEYS = Size(96, 24)
 SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(128, 64, most_even=1024, share=12)
-LONG_KEYS = Size(2048, 64, most_even=8192, share=2)
+LONG_KEYS = Size(16384, 64)
 SPREAD_ROWS = 48  # what means and variances are taken over, with the even keys of SMALL_KEYS
 SMALL_ROWS = 24
 CANDIDATES = 2  # so many times as many rows by position are ranked

@@ -21,7 +21,7 @@ struct KeyCount {
     bool all_of(int64_t keys) const { return even_of(keys) == keys; }
 };
 // as in lln.ops.moments.sampling
-constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {128, 64, 1024, 12}, LONG_KEYS = {2048, 64, 8192, 2};
+constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {128, 64, 1024, 12}, LONG_KEYS = {16384, 64};
 constexpr int64_t SPREAD_ROWS = 48, SMALL_ROWS = 24, CANDIDATES = 2;
 constexpr int64_t between(int64_t fewest, int64_t x, int64_t most) { return x < fewest ? fewest : x < most ? x : most; }
 constexpr int64_t rows_of(int64_t keys) { return between(128, keys / 16, 1024); }

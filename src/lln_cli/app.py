@@ -27,6 +27,8 @@ SUMMARY = {
     "choose": "Find the fastest attention for your shape, on this machine.",
     "convert": "Make a pretrained softmax model linear.",
     "distil": "Make it linear and train it to follow the original.",
+    "evaluate": "Measure models side by side: similarity, retrieval, a probe, perplexity.",
+    "tabular": "Give TabPFN linear attention, and measure it.",
     "reproduce": "Repeat the paper's tables and figures.",
     "bench": "Measure speed and memory.",
     "gpu": "Compile the GPU kernels for cards that are not here.",

@@ -13,10 +13,21 @@ except ImportError as missing:
 from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.hf.attention.cache import LLNCache
 from lln.hf.conversion.convert import convert, unload
+from lln.hf.conversion.ready_made import save_conversion
 from lln.hf.distillation.distil import distil
 from lln.hf.options import LLNOptions
 from lln.hf.registration import register
 
 register()
 
-__all__ = ["LLNCache", "LLNOptions", "LLNParameters", "LayerShape", "convert", "distil", "register", "unload"]
+__all__ = [
+    "LLNCache",
+    "LLNOptions",
+    "LLNParameters",
+    "LayerShape",
+    "convert",
+    "distil",
+    "register",
+    "save_conversion",
+    "unload",
+]

@@ -5,6 +5,7 @@ of the model are not touched, so `unload` gives the softmax model back bit for b
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_co
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.near_far import fit_weights
 from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
+from lln.hf.conversion.ready_made import restore_originals, use_conversion
 from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
 from lln.hf.registration import register
@@ -39,6 +41,7 @@ def convert(
     per_feature: bool = False,
     max_length: int = 512,
     batch_size: int = 4,
+    weights: str | Path | None = None,
 ) -> Model:
     """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
 
@@ -52,7 +55,10 @@ def convert(
     fit: fit concentration and mixing (near-far: the weights, by least squares and cross-validation over texts) per head to
         softmax's output; False takes them as matched, mixed half and half (near-far: the neutral weights).
     maps, per_feature: add parameters for learned maps of q and k, and for alpha and beta per feature.
+    weights: a file written by `save_conversion` for exactly this model's weights. It holds everything: give nothing else.
     """
+    if weights is not None:
+        return _convert_by_file(model, weights, calibrate)
     if attention not in ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}")
     if is_converted(model.config):
@@ -114,6 +120,17 @@ def convert(
     return model
 
 
+def _convert_by_file(model: Any, weights: str | Path, calibrate: Any) -> Any:
+    if calibrate is not None:
+        raise ValueError("weights= holds what calibrate= would measure: give one of them")
+    if is_converted(model.config):
+        raise ValueError("this model is converted already: lln.hf.unload(model) gives its softmax back first")
+    attention = use_conversion(model, weights)
+    _remember_softmax(model)
+    model.set_attn_implementation(attention)
+    return model
+
+
 def _keep_costliest(model: Any, batches: list, count: int | None, options: LLNOptions) -> None:
     from lln.hf.conversion.costly_layers import keep_costliest  # distillation, of which it is a part, needs conversion
 
@@ -129,6 +146,7 @@ def unload(model: Model) -> Model:
     """Restore the original softmax model, bit for bit, in place. Returns the model."""
     before = getattr(model, "lln_before", None) or "sdpa"
     detach(model)
+    restore_originals(model)
     if hasattr(model, "lln_before"):
         del model.lln_before
     model.set_attn_implementation(before)

@@ -41,6 +41,8 @@ FLAGS = [
     "-fno-trapping-math",
 ]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-Wno-unused-function"]
+# Of wheels: the C++ runtime is inside and ours alone, since ours could not catch what torch's throws; no path of the builder's.
+LINK = {"manylinux": ["-Wl,-Bsymbolic"], "macosx": ["-Wl,-install_name,@rpath/_kernel.dylib"]}
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
 PORTABLE: dict[str, list[str]] = {"portable": []}
@@ -85,8 +87,7 @@ def build(target_directory: Path, sanitize: bool = False, platform_tag: str | No
         command, link, machine = compiler(), ["-pthread"], platform.machine().lower()
     else:
         command = [sys.executable, "-m", "ziglang", "c++", "-target", TARGETS[platform_tag]]
-        # The C++ runtime is inside and ours alone: what torch's throws, ours could not catch.
-        link, machine = ["-s", *(["-Wl,-Bsymbolic"] if "linux" in platform_tag else [])], platform_tag
+        link, machine = ["-s", *(LINK.get(platform_tag.split("_")[0], []))], platform_tag
     flags = FLAGS + WARNINGS + (SANITIZE if sanitize else [])
     instruction_sets = (
         X86 if machine.endswith(("x86_64", "amd64")) else NEON if machine.endswith(("aarch64", "arm64")) else PORTABLE

@@ -9,6 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lln.hf import convert, save_conversion, unload
+from lln.hf.conversion.folding import fold_into_projections
+from lln.hf.conversion.ready_made import write_conversion
+from lln.hf.modules import named_attention_modules
 from tests.hf.models import inputs, make, output
 
 
@@ -98,3 +101,18 @@ def test_what_is_no_conversion_is_refused(tmp_path: Path) -> None:
         convert(base, weights=tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         convert(base, weights=tmp_path / "nowhere")
+
+
+def test_a_map_in_the_file_is_folded_into_the_projections(tmp_path: Path) -> None:
+    base = softmax_model("bert")
+    model, given = trained(base, "bert", "lln_diag", 2), inputs("bert", length=40)
+    factors = load_file(save_conversion(model, base, tmp_path / "c", precision="float32", rank=2))
+    name = next(iter(named_attention_modules(base)))
+    matrix = torch.eye(8) + 0.1 * torch.randn(4, 8, 8)
+    file = write_conversion(tmp_path / "c", base, [model.config.lln], factors | {f"map:{name}": matrix})
+    fold_into_projections(model.get_submodule(name), matrix.double())
+    made = convert(copy.deepcopy(base), weights=file)
+    torch.testing.assert_close(output(made, **given), output(model, **given), rtol=1e-4, atol=1e-5)
+    before = output(base, **given)
+    unload(made)
+    assert torch.equal(output(made, **given), before)  # the queries' and keys' biases are back, too

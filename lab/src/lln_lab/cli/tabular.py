@@ -11,10 +11,8 @@ from lln_cli.out_options import file_to_write
 
 
 def tabular(
-    checkpoint: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="TabPFN's checkpoint of release 0.1.")
-    ],
-    seconds: Annotated[float, typer.Option(min=0, help="CPU time to distil for.")] = 300.0,
+    checkpoint: Annotated[Path, typer.Argument(help="TabPFN's checkpoint of release 0.1.")],
+    seconds: Annotated[float, typer.Option(min=0, help="CPU time to distil for; 0 leaves it out.")] = 300.0,
     splits: Annotated[int, typer.Option(min=1, help="Random halves of each set.")] = 3,
     rows: Annotated[int, typer.Option(min=0, help="Training rows of the long table; 0 leaves it out.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the tasks that are drawn to distil on.")] = 0,

@@ -90,6 +90,8 @@ class TabPFN(nn.Module):
 
 def from_checkpoint(path: Path) -> TabPFN:
     """The published weights; only tensors and plain values are read from the file, no code."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
     found = torch.load(path, map_location="cpu", weights_only=True)
     weights = found[0] if isinstance(found, (tuple, list)) else found
     weights = {name.removeprefix("module."): x for name, x in weights.items() if not name.endswith("criterion.weight")}

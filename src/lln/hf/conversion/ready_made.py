@@ -5,6 +5,7 @@
 
 The file holds config.lln, the numbers of each attention module (`LLNParameters`), and for each weight W that differs from the
 base model's the change, whole or of low rank:  W = W_base + D,  or  W_base + A B  with A B nearest to D (its singular vectors).
+A map M of each key head, folded into the projections of q and k, is kept as M and folded when the file is used.
 It belongs to weights with one hash, and is refused for others. safetensors hold numbers only: nothing in the file is run.
 """
 
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from lln.hf.conversion.attach import attach_described, by_config, detach
+from lln.hf.conversion.folding import fold_into_projections
 from lln.hf.modules import Model
 from lln.hf.options import LLNOptions
 from lln.writing import whole
 
 FORMAT, VERSION = "lln-hf-conversion", 1
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
-CHANGE, LEFT, RIGHT = "change:", "left:", "right:"
+CHANGE, LEFT, RIGHT, MAP = "change:", "left:", "right:", "map:"
 
 
 def save_conversion(
@@ -58,7 +60,11 @@ def save_conversion(
                 (left[:, :rank] * root).to(dtype),
                 (root[:, None] * right[:rank]).to(dtype),
             )
-    configs = [config.lln for config, _ in by_config(model)]
+    return write_conversion(path, base, [config.lln for config, _ in by_config(model)], tensors)
+
+
+def write_conversion(path: str | Path, base: Any, configs: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Path:
+    """Write the file: config.lln for each config of the model, and tensors by their names in it."""
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -86,7 +92,8 @@ def use_conversion(model: Model, path: str | Path) -> str:
     if attention is None:
         raise ValueError(f"{path} does not say which attention it is for")
     changes = _changes(tensors)
-    own = {name: x for name, x in tensors.items() if not name.startswith((CHANGE, LEFT, RIGHT))}
+    own = {name: x for name, x in tensors.items() if not name.startswith((CHANGE, LEFT, RIGHT, MAP))}
+    maps = {name.removeprefix(MAP): x.double() for name, x in tensors.items() if name.startswith(MAP)}
     state = model.state_dict()
     wrong = [name for name in changes if name not in state or state[name].shape != changes[name].shape]
     if wrong:
@@ -102,9 +109,12 @@ def use_conversion(model: Model, path: str | Path) -> str:
     with torch.no_grad():
         for name, x in own.items():
             found[name].copy_(x)
-        model.lln_originals = {name: state[name].clone() for name in changes}  # type: ignore[attr-defined]
+        touched = {*changes, *(name for name in state if name.rpartition(".")[0].rpartition(".")[0] in maps)}
+        model.__dict__["lln_originals"] = {name: state[name].clone() for name in touched}
         for name, change in changes.items():
             state[name].add_(change.to(state[name]))
+    for name, matrix in maps.items():
+        fold_into_projections(model.get_submodule(name), matrix)
     return attention
 
 

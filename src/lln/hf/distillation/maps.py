@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from lln.conversion.parameters import LayerShape, LLNParameters
 from lln.hf.conversion.attach import describe
+from lln.hf.conversion.folding import fold_into_projections, projections, query_matrix
 from lln.hf.modules import attention_modules, named_attention_modules
 from lln.hf.options import options_of
 
 KINDS = ("free", "folded", None)
-_PROJECTIONS = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"))
 
 
 class TiedParameters(LLNParameters):
@@ -34,8 +34,7 @@ class TiedParameters(LLNParameters):
 
     def query_matrix(self) -> Tensor:
         """M^-T for every query head, (Hq, D, D) in float64."""
-        inverse = torch.linalg.inv(self.matrix().double()).mT
-        return inverse.repeat_interleave(self.shape.heads // self.shape.key_heads, dim=0)
+        return query_matrix(self.matrix(), self.shape.heads)
 
     def map_queries(self, q: Tensor) -> Tensor:
         return q @ self.query_matrix().to(q.dtype)
@@ -98,23 +97,9 @@ def fold(model: Any) -> None:
         own = module.lln
         if not isinstance(own, TiedParameters):
             continue
-        query, key = projections(module)
-        _multiply(query, own.query_matrix())
-        _multiply(key, own.matrix().double())
+        fold_into_projections(module, own.matrix().double())
         _swap(module, replace(own.shape, maps=False), LLNParameters)
     describe(model, options_of(model.config))
-
-
-def projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """The linear layers that make q and k of an attention module."""
-    for names in _PROJECTIONS:
-        found = [getattr(module, name, None) for name in names]
-        if all(isinstance(layer, nn.Linear) for layer in found):
-            return found[0], found[1]  # type: ignore[return-value]
-    raise ValueError(
-        f"{type(module).__name__} has no separate linear projections of q and k that are known here "
-        f"({', '.join(' and '.join(names) for names in _PROJECTIONS)}): its maps cannot be folded; use maps='free'"
-    )
 
 
 def refuse_unfoldable(model: Any) -> None:
@@ -146,15 +131,6 @@ def _turns_halves(module: nn.Module) -> bool:
     if rotate is None or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return False
     return bool(torch.equal(rotate(torch.arange(4.0)), torch.tensor([-2.0, -3.0, 0.0, 1.0])))
-
-
-def _multiply(layer: nn.Linear, maps: Tensor) -> None:
-    """x W^T + b -> (x W^T + b) A, head by head; maps (H, D, D)."""
-    heads, dim, _ = maps.shape
-    weight = layer.weight.double().view(heads, dim, -1)
-    layer.weight.copy_((maps.mT @ weight).flatten(0, 1))
-    if layer.bias is not None:
-        layer.bias.copy_((layer.bias.double().view(heads, 1, dim) @ maps).flatten())
 
 
 def _swap(module: Any, shape: LayerShape, kind: type[LLNParameters]) -> None:

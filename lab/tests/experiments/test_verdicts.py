@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lln_lab.experiments import evidence, fig8, length, lra, scores, sensitivity, table3
+from lln_lab.experiments import evidence, fig8, length, lra, scores, sensitivity, table1, table3
 from lln_lab.experiments.contestants import parse
 from lln_lab.experiments.grid import mean_and_spread
 from lln_lab.experiments.verdict import FAILS, HOLDS, OPEN, no_worse
@@ -121,3 +122,10 @@ def test_a_task_that_is_named_twice_or_unknown_is_refused(experiment: Any, tmp_p
 def test_an_option_of_the_wrong_kind_is_refused_with_what_there_is() -> None:
     with pytest.raises(ValueError, match="invalid values 'block_size=abc' for the options of lln_diag"):
         parse("lln_diag:block_size=abc")
+
+
+@pytest.mark.parametrize("experiment", [fig8, table1, table3], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_an_unknown_attention_is_refused_before_data_is_looked_for(experiment: Any, tmp_path: Path) -> None:
+    settings = replace(experiment.PRESETS["cpu"], contestants=("softmx",))
+    with pytest.raises(ValueError, match="no member 'softmx'"):
+        experiment.run(settings, tmp_path / "runs", source=str(tmp_path / "nothing"))

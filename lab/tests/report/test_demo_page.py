@@ -55,6 +55,12 @@ def test_the_headline_says_what_was_measured() -> None:
     values = [figure["value"] for figure in opening["figures"]]
     assert values[1] == f"{times(faster)}×" and values[2] == "61 MB" and values[3] == "-0.040"
     assert "lower" in opening["figures"][3]["note"] and "2.1 GB" in opening["figures"][2]["note"]
+    level = result()
+    level["runs"][2]["evaluation"] = level["runs"][0]["evaluation"]
+    assert (
+        headline(level)["figures"][3]["value"] == "±0.000"
+        and "no difference yet" in headline(level)["figures"][3]["note"]
+    )
     assert (size(999), size(1500), size(12_345_678)) == ("999 B", "1.5 kB", "12 MB")
     assert "--seeds 3" in limits(result())[0]
 

@@ -44,14 +44,14 @@ def limits(found: dict[str, Any]) -> list[str]:
     told = []
     if seeds == 1:
         told.append(
-            "One seed has no spread: whether the three losses would come in the same order with another seed is open. "
+            "One seed has no spread: another seed might change the order of the three losses. "
             "`lln demo --seeds 3` trains three and compares them seed by seed."
         )
     told += [
-        f"{run['steps']} steps are a beginning: the losses are still falling, and so small a model says nothing about large "
-        "ones. `lln reproduce fig8` trains longer, on text of yours.",
+        f"{run['steps']} steps are only a beginning: the losses are still falling, and so small a model says nothing about "
+        "large ones. `lln reproduce fig8` trains longer, on your own text.",
         f"Times are CPU time of the attention alone, two heads of 64, with {found['timing']['threads']} thread(s); softmax is "
-        "torch's fused scaled_dot_product_attention. In a whole model the gain is smaller: other layers take time, too.",
+        "torch's fused scaled_dot_product_attention. In a whole model the gain is smaller, because other layers take time too.",
     ]
     return told
 
@@ -102,9 +102,11 @@ def _loss(gap: float) -> dict[str, str]:
     if not math.isfinite(gap):
         return {"value": "–", "label": "a loss diverged", "note": "see the curves below", "attention": "lln_diag"}
     share = 100 * (math.exp(abs(gap)) - 1)
+    higher = f"a perplexity {share:.1f} % {'higher' if gap > 0 else 'lower'}"
+    equal = round(gap, 3) == 0  # both are still near what token frequencies give
     return {
-        "value": f"{gap:+.3f}",
+        "value": "±0.000" if equal else f"{gap:+.3f}",
         "label": "loss of LLN+Diag against softmax",
-        "note": f"nats per masked token: a perplexity {share:.1f} % {'higher' if gap > 0 else 'lower'}",
+        "note": f"nats per masked token: {'no difference yet; train longer' if equal else higher}",
         "attention": "lln_diag",
     }

@@ -81,6 +81,7 @@ def run(
     look: tuple[int, Look] | None = None,
 ) -> dict[str, Any]:
     """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
+    entries = lineup(settings.contestants, settings.seeds, own_steps=True)  # refused before data is loaded
     bpe, training, held_out, record = corpus(settings, folder, source, tokenizer)
     masking = Masking(bpe)
 
@@ -102,7 +103,7 @@ def run(
 
         return Job(described, start)
 
-    jobs = [job(contestant, seed) for contestant, seed in lineup(settings.contestants, settings.seeds, own_steps=True)]
+    jobs = [job(contestant, seed) for contestant, seed in entries]
     results = run_all(jobs, folder, watcher)
     found = {
         "experiment": "fig8",

@@ -115,6 +115,7 @@ def run(
     tokenizer   as fig8 has it: a folder with the files of a byte-level BPE; None: one trained on the corpus.
     """
     once("task", settings.tasks)
+    entries = lineup(settings.contestants, settings.seeds)
     by_task = {task: load(task, settings, source) for task in settings.tasks}  # before hours of pre-training
     before = pretrained or folder / "pretraining"
     first = fig8.with_contestants(settings.pretraining, settings.contestants, settings.seeds)
@@ -153,7 +154,6 @@ def run(
 
         return Job(described, start)
 
-    entries = lineup(settings.contestants, settings.seeds)
     jobs = [job(task, rows, *entry) for task, rows in by_task.items() for entry in entries]
     results = run_all(jobs, folder, watcher)
     note = "Same pre-training, data order and budget for all; ± is the standard deviation over seeds."

@@ -74,6 +74,7 @@ def run(
     settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """All runs, and what they show. With ABLATION for contestants it is Figure 10."""
+    entries = lineup(settings.contestants, settings.seeds)
     rows = data.load("dogs_vs_cats", source=source, size=settings.size.picture)
     rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
     record = {**data_record(rows), "guessing": most_frequent(rows.validation)}
@@ -95,7 +96,6 @@ def run(
 
         return Job(described, start)
 
-    entries = lineup(settings.contestants, settings.seeds)
     results = run_all([job(contestant, seed) for contestant, seed in entries], folder, watcher)
     note = "Same data order, crops, heads and budget for all; ± is the standard deviation over seeds."
     ablation = any("alpha" in contestant.options for contestant, _ in entries)

@@ -487,6 +487,8 @@ def _mixing_weight(mix: Scale, q: Tensor) -> Tensor:
     _refuse_what_is_no_real_number("mix", mix)
     if not isinstance(mix, Tensor) or mix.dim() <= 1:  # one of each row is the work of whoever made it
         _refuse_nan("mix", mix, or_infinite=True)
+    if isinstance(mix, float | int):
+        return q.new_full((1, 1, 1), mix, dtype=compute_dtype(q.dtype)).expand(q.shape[0], q.shape[1], 1)
     weight = torch.as_tensor(mix, dtype=compute_dtype(q.dtype), device=q.device)
     shape = batch, heads, _ = q.shape[:3]
     by_row = weight.reshape(-1, 1) if weight.dim() <= 1 else weight

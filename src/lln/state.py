@@ -112,8 +112,6 @@ class LLNState:
                 torch._assert_async((own == given).all(), other)
             elif not torch.equal(own, given):
                 raise ValueError(other)
-        if self.block is not None and self.block.filled.is_cpu:
-            self.block.check_filled()
 
     def _check_tensors(self, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> None:
         """Every tensor of the state has the shape, dtype and device that these inputs need. No value is read."""

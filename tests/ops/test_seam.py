@@ -23,6 +23,8 @@ from tests.ops.cases import build
 from tests.ops.subjects import NAMES, OPERATIONS, Subject, compute, every_backend_name, subjects
 from tests.ops.test_diag_contract import stress
 from tests.ops.test_lln_contract import stress_case
+from tests.ops.test_near_far_contract import Reach
+from tests.ops.test_near_far_contract import stress as near_far_stress
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {
@@ -172,13 +174,15 @@ class NothingIsReadBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("operation", ["attention", "blocks", "diag"])
+@pytest.mark.parametrize("operation", ["attention", "blocks", "diag", "near_far"])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("form", ["plain", "masked", "packed"])
 def test_plain_torch_reads_no_value_back(operation: str, causal: bool, form: str) -> None:
     changes = {"mask": "left"} if form == "masked" else {"batch": 1, "packed": True} if form == "packed" else {}
     if operation == "attention":
         x: Any = build(stress_case(causal, **changes)).operands
+    elif operation == "near_far":
+        x = near_far_stress(causal, Reach(neighbours=1, first_tokens=4), **changes)
     else:
         x = stress(operation, causal, **changes)
     backend = OPERATIONS[operation].backends["chunked"]

@@ -34,6 +34,8 @@ def continue_blocks(
     counts = torch.ones(batch, length, dtype=torch.bool, device=k.device) if key_mask is None else key_mask
     if block is None:
         block = empty_block(k, v, block_size)
+    elif block.filled.is_cpu and not torch.compiler.is_compiling():
+        block.check_filled()
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, block.keys, block.values))
     if length == 1 and not needs_gradient:
         return _continue_with_one_token(q, k, v, block, scale, counts, backend)

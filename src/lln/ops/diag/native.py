@@ -21,6 +21,7 @@ from lln.ops.native.call import available, boundaries, dense, empty_result, run,
 PARAMETERS = ("alpha", "beta", "bias")
 OF_START = ("start_maximum", "start_summed", "start_normaliser")
 OF_BLOCK = ("keys", "values", "counts", "filled", "started")
+AFTER = tuple(f"{name}_after" for name in OF_BLOCK)
 
 
 def forward(x: Operands) -> Results:
@@ -53,13 +54,13 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
 def step(x: StepOperands) -> StepResults:
     out = empty_result(x.q, x.v.shape[-1])
     state = State.uninitialised(x.beta, x.v.shape[-1], torch.float64)
-    before = {n: dense(getattr(x, n)) for n in (*PARAMETERS, *OF_START, *OF_BLOCK)}
-    for name in OF_START[1:]:
-        before[name] = before[name].double()  # type: ignore[union-attr]  # the kernel goes on from sums in double
-    block = {name: torch.empty_like(before[name]) for name in OF_BLOCK}  # type: ignore[arg-type]
-    after = {f"{name}_after": t for name, t in block.items()}
-    run("diag_step", **x._asdict() | before, **state._asdict(), **after, out=out)
-    return StepResults(out, *state.with_sums_in(x.start_summed.dtype), **block)
+    fields = x._asdict()
+    for name in (*PARAMETERS, *OF_START, *OF_BLOCK):
+        fields[name] = dense(fields[name])
+    block = [torch.empty_like(fields[name]) for name in OF_BLOCK]
+    sums = {name: fields[name].double() for name in OF_START[1:]}  # the kernel goes on from sums in double
+    run("diag_step", **fields | sums | dict(zip(AFTER, block, strict=True)), **state._asdict(), out=out)
+    return StepResults(out, *state.with_sums_in(x.start_summed.dtype), *block)
 
 
 def _fields(x: Operands) -> dict[str, Any]:

@@ -119,10 +119,11 @@ def _empty(x: StepOperands) -> StepResults:
 
 
 def _check(x: StepOperands) -> None:
-    checks.check_qkv(x.q, x.k, x.v)
+    attention.check(x.lln)
+    if x.lln_q is not None:
+        checks.check_qkv(x.q, x.k, x.v)
     if x.q.shape[2] != 1 or x.k.shape[2] != 1:
         raise ValueError(f"a step takes one token, got {x.q.shape[2]} queries and {x.k.shape[2]} keys")
-    attention.check(x.lln)
     (batch, heads, _, dim), dtype, device = x.k.shape, x.q.dtype, x.q.device
     size = x.keys.shape[2] if x.keys.dim() == 4 else 1
     checks.check_operand("weight", x.weight, (batch, x.q.shape[1], 1), compute_dtype(dtype), device)

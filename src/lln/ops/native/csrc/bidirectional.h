@@ -26,6 +26,21 @@ static void key_features(int rows, int d, const float* c, float* tile, int ld, f
     }
 }
 
+// The same for rows as pairs, g as it is multiplied: z is the sum of the same rounded numbers, so that weights still add up to 1.
+static void paired_key_features(int rows, int d, const float* c, float* tile, int ld, float* z) {
+    for (int l = 0; l < d; l += W) {
+        const vf reference = load(c + l);
+        vf sum = {};
+        for (int r = 0; r < rows; r += 2) {
+            const float* at = tile + int64_t(r) * ld + l;
+            const vf g = paired(exp(load(at) - reference), r + 1 < rows ? exp(load(at + ld) - reference) : vf{});
+            store(tile + int64_t(r / 2) * ld + l, g);
+            sum += earlier_of(g) + later_of(g);
+        }
+        store(z + l, load(z + l) + sum);
+    }
+}
+
 static void raise_to_rows(int rows, int d, const float* tile, int ld, float* c) {
     for (int l = 0; l < d; l += PANEL) {
         vf c0 = load(c + l), c1 = load(c + l + W);
@@ -51,7 +66,7 @@ static bool runs_ahead(int d, const float* maximum, const float* reference) {
 // state += keys first .. last - 1. It starts and ends relative to its own maximum.
 static void accumulate_keys(const Head& head, int64_t first, int64_t last, const State& state) {
     const Shape& s = head.shape;
-    Buffer features(KEY_TILE * s.ld), values(KEY_TILE * s.le), maximum(s.d);
+    Buffer features(KEY_TILE * s.ld), values(KEY_TILE * s.le), maximum(s.d), pairs(head.in_pairs() ? KEY_TILE / 2 * s.le : 0);
     memcpy(maximum, state.c, 4 * size_t(s.d));
     for (int64_t at = first; at < last; at += KEY_TILE) {
         const int rows = int(least(KEY_TILE, last - at));
@@ -59,9 +74,16 @@ static void accumulate_keys(const Head& head, int64_t first, int64_t last, const
         load_values(head.v, head.mask, at, rows, values, s.le);
         raise_to_rows(rows, s.d, features, s.ld, maximum);
         if (runs_ahead(s.d, maximum, state.c)) raise_reference(state, s, maximum);
-        key_features(rows, s.d, state.c, features, s.ld, state.z);
         Fetch next(at + rows, least(at + 2 * KEY_TILE, last), blocks(s.d, s.e));
-        product<COLUMNS, ADD>(s.d, s.e, rows, features, s.ld, values, s.le, state.s, s.le, next.read(head.k).read(head.v));
+        next.read(head.k).read(head.v);
+        const auto earlier = [](int i) { return 2 * i; };
+        if (HAS_PAIRS && head.in_pairs() && pair_rows((rows + 1) / 2, s.e, values, s.le, earlier, 1, rows, pairs)) {
+            paired_key_features(rows, s.d, state.c, features, s.ld, state.z);
+            product<COLUMNS, ADD, PAIRS>(s.d, s.e, (rows + 1) / 2, features, s.ld, pairs, s.le, state.s, s.le, next);
+        } else {
+            key_features(rows, s.d, state.c, features, s.ld, state.z);
+            product<COLUMNS, ADD>(s.d, s.e, rows, features, s.ld, values, s.le, state.s, s.le, next);
+        }
     }
     raise_reference(state, s, maximum);
 }
@@ -105,11 +127,7 @@ static void load_queries_as(const Rows& q, int64_t first, int rows, const float*
 // so that the features of one row need not wait for the maximum of that same row.
 static void load_queries(const Rows& q, int64_t first, int rows, const float* alpha, const float* bias, const float* c, int ldc,
                          float* tile, int ld, float* m) {
-    switch (q.dtype) {
-        case FLOAT16: return load_queries_as<half_t>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
-        case BFLOAT16: return load_queries_as<bfloat_t>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
-        default: return load_queries_as<float>(q, first, rows, alpha, bias, c, ldc, tile, ld, m);
-    }
+    by_type(q.dtype, [&](auto type) { load_queries_as<decltype(type)>(q, first, rows, alpha, bias, c, ldc, tile, ld, m); });
 }
 
 // f_r = exp(a_r + c - m_r) in place of a_r.
@@ -120,6 +138,25 @@ static void query_features(int rows, int d, const float* c, const float* m, floa
             store(at, exp(load(at) + load(c + l) - m[r]));
             store(at + W, exp(load(at + W) + load(c + l + W) - m[r]));
         }
+}
+
+// f_r as pairs, a panel's first half with its second, in place of f_r; and f_r . z for each row, of f as it is multiplied.
+static void paired_denominators(int rows, int d, float* f, int ld, const float* z, float* denominators) {
+    for (int r = 0; r < rows; ++r) {
+        float* row = f + int64_t(r) * ld;
+        vf total = {};
+        for (int l = 0; l < d; l += PANEL) {
+            const vf pairs = paired(load(row + l), load(row + l + W));
+            store(row + l / 2, pairs);
+            total += earlier_of(pairs) * load(z + l) + later_of(pairs) * load(z + l + W);
+        }
+        denominators[r] = sum(total);
+    }
+}
+// S to be multiplied by them; false if it cannot be.
+static bool pair_sums(const Shape& shape, const State& state, float* pairs) {
+    const auto first = [](int i) { return i / W * PANEL + i % W; };
+    return pair_rows(shape.d / 2, shape.e, state.s, shape.le, first, W, shape.d, pairs);
 }
 
 // f_r . z for each row; z has a pitch like c above.
@@ -143,15 +180,22 @@ static void attend(const Head& head, int64_t group, int64_t first, int64_t last,
         fill_row(result, s.e, 0);
         return store_zero_rows(out, first, last - first, result);
     }
+    Buffer sums(head.in_pairs() ? s.d / 2 * s.le : 0);
+    const bool in_pairs = HAS_PAIRS && head.in_pairs() && pair_sums(s, state, sums);
     for (int64_t at = first; at < last; at += QUERY_TILE) {
         const int rows = int(least(QUERY_TILE, last - at));
         load_queries(q, at, rows, head.alpha(group), head.bias(group), state.c, 0, features, s.ld, maxima);
         query_features(rows, s.d, state.c, maxima, features, s.ld);
-        row_denominators(rows, s.d, features, s.ld, state.z, 0, denominators);
         Fetch next(at + rows, least(at + 2 * QUERY_TILE, head.query_rows), blocks(rows, s.e));
         next.read(q).write(out);
         if (fetch_keys) next.read(head.k).read(head.v);
-        product<ROWS, OVERWRITE>(rows, s.e, s.d, features, s.ld, state.s, s.le, result, s.le, next);
+        if (in_pairs) {
+            paired_denominators(rows, s.d, features, s.ld, state.z, denominators);
+            product<ROWS, OVERWRITE, PAIRS>(rows, s.e, s.d / 2, features, s.ld, sums, s.le, result, s.le, next);
+        } else {
+            row_denominators(rows, s.d, features, s.ld, state.z, 0, denominators);
+            product<ROWS, OVERWRITE>(rows, s.e, s.d, features, s.ld, state.s, s.le, result, s.le, next);
+        }
         store_rows(out, at, rows, result, s.le, denominators);
     }
 }

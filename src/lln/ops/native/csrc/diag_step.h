@@ -43,6 +43,41 @@ static void extend_block(const DiagStepProblem& p, const Head& head) {
     extend(p.v, p.before.values, p.after.values, p.near.value_dim);
 }
 
+// The token's row. One row of weights does not repay turning the keys round, so they are read where they lie; what does not count
+// is not read at all.
+template <class T>
+static void attend_open_block_as(const BlockRun& run, int count) {
+    const BlockProblem& p = run.problem;
+    const BlockShape s(p);
+    Buffer query(s.ld), weights(padded(count)), part(s.e), result(s.e);
+    for (int64_t g = 0; g < run.groups; ++g) {
+        load_rows(run.queries(p.q, g, s.dim), 0, 1, nullptr, nullptr, query, s.ld);
+        fill_row(weights, padded(count), -__builtin_inff());
+        vf highest = splat(-__builtin_inff()), total = {};
+        for (int j = 0; j < count; ++j)
+            if (run.mask.counts(j)) weights[j] = float(p.scale) * dot_as<T>(run.k, j, query);
+        for (int j = 0; j < padded(count); j += W) highest = vmax(load(weights + j), highest);
+        const float largest = max(highest);
+        for (int j = 0; j < padded(count); j += W) {
+            const vf weight = exp(load(weights + j) - (largest > -__builtin_inff() ? largest : 0));
+            store(weights + j, weight);
+            total += weight;
+        }
+        fill_row(result, s.e, 0);
+        for (int first = 0; first < count; first += DEEPEST) {  // no chain is longer, as in deep_product
+            fill_row(part, s.e, 0);
+            for (int j = first; j < least(first + DEEPEST, count); ++j)
+                if (run.mask.counts(j))
+                    visit_row(reinterpret_cast<const T*>(run.v.data) + j * run.v.row_stride, run.v.feature_stride, s.value_dim, s.e,
+                              [&](int l, vf y) { store(part + l, load(part + l) + y * weights[j]); });
+            for (int l = 0; l < s.e; l += W) store(result + l, load(result + l) + load(part + l));
+        }
+        const float sum_of_weights = sum(total), divisor = sum_of_weights == 0 ? 1 : sum_of_weights;
+        const Rows out = run.queries(p.out, g, s.value_dim);
+        store_mixed_rows(out, run.queries(p.far, g, s.value_dim), run.weights(g), 0, 1, result, s.le, &divisor);
+    }
+}
+
 static void one_diag_step(const DiagStepProblem& p) {
     Buffer memory((p.far.sequences * p.near.rows + 3) / 4);
     uint8_t* seen = reinterpret_cast<uint8_t*>(static_cast<float*>(memory));
@@ -53,9 +88,9 @@ static void one_diag_step(const DiagStepProblem& p) {
     for_each_head(p.far, [&](const Head& head, int64_t threads) {
         extend_block(p, head);
         causal_forward(head, threads);
-        BlockRun run = plan.run(head.sequence, head.key_head, 0);
-        run.last = p.before.filled[head.batch] + 1;  // nothing lies behind the token
-        block_forward_run(run);
+        const int count = int(p.before.filled[head.batch]) + 1;  // nothing lies behind the token
+        const BlockRun run = plan.run(head.sequence, head.key_head, 0);
+        by_type(near.dtype, [&](auto type) { attend_open_block_as<decltype(type)>(run, count); });
     });
 }
 

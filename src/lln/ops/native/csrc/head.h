@@ -8,7 +8,7 @@ namespace LLN_ISA {
 
 constexpr int KEY_TILE = 64;     // rows of k and v worked on at a time
 constexpr int QUERY_TILE = 48;   // rows of q
-constexpr int CHUNK = 48;        // rows of causal attention that see each other as a matrix
+constexpr int CHUNK = 24;        // rows of causal attention that see each other as a matrix
 
 // Sums over a sequence are taken in stretches of this many rows, added up in order. A stretch is what threads share out where
 // heads are too few, and since one thread sums in the same stretches, results do not depend on the number of threads.
@@ -150,6 +150,8 @@ struct Head {
         }
     }
 
+    // Whether products are of bfloat16, as the inputs are, with sums in float.
+    bool in_pairs() const { return problem.dtype == BFLOAT16 && multiplies_pairs(); }
     float* beta() const { return parameters; }
     float* alpha(int64_t group) const { return parameters + shape.d * (1 + 2 * group); }
     float* bias(int64_t group) const { return parameters + shape.d * (2 + 2 * group); }

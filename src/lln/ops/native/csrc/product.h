@@ -1,6 +1,6 @@
 // Matrix products of tiles that live in the caches: C (+)= A B in blocks of 6 rows by two vectors, held in registers.
 #pragma once
-#include "simd.h"
+#include "pairs.h"
 
 namespace LLN_ISA {
 
@@ -10,6 +10,7 @@ constexpr int RUN = 24;        // rows that causal sums add up in one go: 48 equ
 enum Layout { ROWS, COLUMNS };     // A(i, k) at a[i * lda + k], or at a[k * lda + i]
 // ADD_TO_PAIR: C is kept as two floats, the second `low` floats after the first (see add_to_pair).
 enum Target { OVERWRITE, ADD, ADD_TO_PAIR };
+enum Numbers { FLOATS, PAIRS };  // PAIRS: a lane of A and B is two numbers (pairs.h), and depth counts lanes
 
 // A sum of n terms that are added to a large number one by one is rounded n times at the large number's last place, and roundings
 // that go the same way grow with the length of a sequence. So sums are taken in levels: those of a tile by themselves, then
@@ -36,7 +37,7 @@ INLINE void put(float* c, int64_t low, vf x) {
 
 // Every element is one chain of multiply-adds over k in order, whatever the block it falls in: a row's bits do not depend on
 // its neighbours, which is what lets padding and later keys leave earlier results alone. What C holds comes last.
-template <int M, Layout L, Target T>
+template <int M, Layout L, Target T, Numbers N>
 INLINE void block_product(int depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                           int64_t low) {
     vf acc[M][2] = {};
@@ -46,8 +47,8 @@ INLINE void block_product(int depth, const float* a, int64_t lda, const float* b
 #pragma GCC unroll 6
         for (int i = 0; i < M; ++i) {
             const vf x = splat(L == ROWS ? a[i * lda] : a[i]);
-            acc[i][0] += x * b0;
-            acc[i][1] += x * b1;
+            acc[i][0] = N == PAIRS ? add_products(acc[i][0], x, b0) : acc[i][0] + x * b0;
+            acc[i][1] = N == PAIRS ? add_products(acc[i][1], x, b1) : acc[i][1] + x * b1;
         }
         a += L == ROWS ? 1 : lda;
         b += ldb;
@@ -59,16 +60,16 @@ INLINE void block_product(int depth, const float* a, int64_t lda, const float* b
     }
 }
 
-template <Layout L, Target T>
+template <Layout L, Target T, Numbers N = FLOATS>
 INLINE void few_rows(int rows, int depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
                      int64_t low = 0) {
     switch (rows) {
-        case 1: return block_product<1, L, T>(depth, a, lda, b, ldb, c, ldc, low);
-        case 2: return block_product<2, L, T>(depth, a, lda, b, ldb, c, ldc, low);
-        case 3: return block_product<3, L, T>(depth, a, lda, b, ldb, c, ldc, low);
-        case 4: return block_product<4, L, T>(depth, a, lda, b, ldb, c, ldc, low);
-        case 5: return block_product<5, L, T>(depth, a, lda, b, ldb, c, ldc, low);
-        default: return block_product<6, L, T>(depth, a, lda, b, ldb, c, ldc, low);
+        case 1: return block_product<1, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
+        case 2: return block_product<2, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
+        case 3: return block_product<3, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
+        case 4: return block_product<4, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
+        case 5: return block_product<5, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
+        default: return block_product<6, L, T, N>(depth, a, lda, b, ldb, c, ldc, low);
     }
 }
 
@@ -78,13 +79,13 @@ struct Nothing {
 
 // C (rows x columns) (+)= A (rows x depth) B (depth x columns); columns is a multiple of PANEL. `meanwhile` is called once a
 // block: the place to fetch what comes next, since a product of tiles leaves the memory idle.
-template <Layout L, Target T, class Meanwhile = Nothing>
+template <Layout L, Target T, Numbers N = FLOATS, class Meanwhile = Nothing>
 static void product(int rows, int columns, int depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                     int64_t ldc, Meanwhile&& meanwhile = Meanwhile()) {
     for (int j = 0; j < columns; j += PANEL)
         for (int i = 0; i < rows; i += BLOCK_ROWS) {
             meanwhile();
-            few_rows<L, T>(rows - i, depth, L == ROWS ? a + i * lda : a + i, lda, b + j, ldb, c + i * ldc + j, ldc);
+            few_rows<L, T, N>(rows - i, depth, L == ROWS ? a + i * lda : a + i, lda, b + j, ldb, c + i * ldc + j, ldc);
         }
 }
 

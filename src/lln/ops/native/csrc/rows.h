@@ -140,6 +140,16 @@ struct Mask {
     bool counts(int64_t row) const { return data == nullptr || data[row * stride] != 0; }
 };
 
+// use(T()) for the type that a dtype stands for.
+template <class Use>
+INLINE auto by_type(int64_t dtype, Use use) {
+    switch (dtype) {
+        case FLOAT16: return use(half_t());
+        case BFLOAT16: return use(bfloat_t());
+        default: return use(float());
+    }
+}
+
 template <class T, class Use>
 INLINE void visit_row(const T* row, int64_t stride, int features, int width, Use use) {
     int l = 0;
@@ -171,11 +181,7 @@ static void load_rows_as(const Rows& x, int64_t first, int count, const float* s
 
 // tile_r = scale * x_{first + r} + shift, as float; columns past the features read x as 0. scale and shift may be null.
 static void load_rows(const Rows& x, int64_t first, int count, const float* scale, const float* shift, float* tile, int ld) {
-    switch (x.dtype) {
-        case FLOAT16: return load_rows_as<half_t>(x, first, count, scale, shift, tile, ld);
-        case BFLOAT16: return load_rows_as<bfloat_t>(x, first, count, scale, shift, tile, ld);
-        default: return load_rows_as<float>(x, first, count, scale, shift, tile, ld);
-    }
+    return by_type(x.dtype, [&](auto type) { return load_rows_as<decltype(type)>(x, first, count, scale, shift, tile, ld); });
 }
 
 template <class T>
@@ -191,11 +197,7 @@ static void load_weighted_rows_as(const Rows& x, int64_t first, int count, const
 // tile_r = weight_{first + r} x_{first + r}, as float.
 static void load_weighted_rows(const Rows& x, int64_t first, int count, const Weights& weights, float* tile, int ld) {
     if (weights.data == nullptr) return load_rows(x, first, count, nullptr, nullptr, tile, ld);
-    switch (x.dtype) {
-        case FLOAT16: return load_weighted_rows_as<half_t>(x, first, count, weights, tile, ld);
-        case BFLOAT16: return load_weighted_rows_as<bfloat_t>(x, first, count, weights, tile, ld);
-        default: return load_weighted_rows_as<float>(x, first, count, weights, tile, ld);
-    }
+    return by_type(x.dtype, [&](auto type) { return load_weighted_rows_as<decltype(type)>(x, first, count, weights, tile, ld); });
 }
 
 template <class T>
@@ -213,11 +215,7 @@ static void store_rows_as(const Rows& x, int64_t first, int count, const float* 
 
 // x_{first + r} = tile_r / divisor_r. The tensors written to are our own, with adjacent features.
 static void store_rows(const Rows& x, int64_t first, int count, const float* tile, int ld, const float* divisors = nullptr) {
-    switch (x.dtype) {
-        case FLOAT16: return store_rows_as<half_t>(x, first, count, tile, ld, divisors);
-        case BFLOAT16: return store_rows_as<bfloat_t>(x, first, count, tile, ld, divisors);
-        default: return store_rows_as<float>(x, first, count, tile, ld, divisors);
-    }
+    return by_type(x.dtype, [&](auto type) { return store_rows_as<decltype(type)>(x, first, count, tile, ld, divisors); });
 }
 
 // The first lanes of x, of those features that there are from l on.
@@ -239,11 +237,7 @@ static void add_to_rows_as(const Rows& x, int64_t first, int count, const float*
 
 // x_{first + r} += tile_r, the sum in float.
 static void add_to_rows(const Rows& x, int64_t first, int count, const float* tile, int ld) {
-    switch (x.dtype) {
-        case FLOAT16: return add_to_rows_as<half_t>(x, first, count, tile, ld);
-        case BFLOAT16: return add_to_rows_as<bfloat_t>(x, first, count, tile, ld);
-        default: return add_to_rows_as<float>(x, first, count, tile, ld);
-    }
+    return by_type(x.dtype, [&](auto type) { return add_to_rows_as<decltype(type)>(x, first, count, tile, ld); });
 }
 
 template <class T>
@@ -263,11 +257,7 @@ static void store_mixed_rows_as(const Rows& x, const Rows& far, const Weights& w
 // x_i = w_i far_i + (1 - w_i) tile_r / divisor_r for i = first + r, in float; far may be x.
 static void store_mixed_rows(const Rows& x, const Rows& far, const Weights& weights, int64_t first, int count, const float* tile,
                              int ld, const float* divisors) {
-    switch (x.dtype) {
-        case FLOAT16: return store_mixed_rows_as<half_t>(x, far, weights, first, count, tile, ld, divisors);
-        case BFLOAT16: return store_mixed_rows_as<bfloat_t>(x, far, weights, first, count, tile, ld, divisors);
-        default: return store_mixed_rows_as<float>(x, far, weights, first, count, tile, ld, divisors);
-    }
+    by_type(x.dtype, [&](auto type) { store_mixed_rows_as<decltype(type)>(x, far, weights, first, count, tile, ld, divisors); });
 }
 
 template <class T>
@@ -280,11 +270,7 @@ static float dot_as(const Rows& x, int64_t row, const float* with) {
 
 // x_row . with, which is padded with zeros.
 static float dot(const Rows& x, int64_t row, const float* with) {
-    switch (x.dtype) {
-        case FLOAT16: return dot_as<half_t>(x, row, with);
-        case BFLOAT16: return dot_as<bfloat_t>(x, row, with);
-        default: return dot_as<float>(x, row, with);
-    }
+    return by_type(x.dtype, [&](auto type) { return dot_as<decltype(type)>(x, row, with); });
 }
 
 static void fill_row(float* row, int width, float value) {

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.hf_options import (
@@ -21,6 +20,7 @@ from lln_cli.hf_options import (
 )
 from lln_cli.out_options import folder_to_write
 from lln_cli.quiet import quiet_libraries
+from lln_cli.terminal import telling
 
 
 def convert(
@@ -70,10 +70,8 @@ def convert(
         softmax_layers=softmax_layers, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
         distil=distil, distil_texts=distil_texts, compare=compare, memory=memory, threads=threads, seed=seed,
     )  # fmt: skip
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("loading", total=None)
-        result = report.run(settings, lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console, "loading") as tell:
+        result = report.run(settings, tell)
     _print(console, result)
     written = write_result(out / "convert.json", result, seed)
     console.print(f"written: {written} (all figures) and the model beside it", soft_wrap=True)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling
 
 
 def decode(
@@ -22,10 +22,8 @@ def decode(
 
     console = Console()
     contexts = (*(n for n in (1_000, 10_000, 100_000) if n < longest), longest)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("reading", total=None)
-        result = run(Plan(contexts=contexts, steps=steps), lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console, "reading") as tell:
+        result = run(Plan(contexts=contexts, steps=steps), tell)
     table = Table(title="Decoding one token, batch 1")
     for heading in ("attention", "context", "time", "to the shortest", "cache", "memory of a step"):
         table.add_column(heading, justify="left" if heading == "attention" else "right")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling, whole_numbers
 
 
 def encode(
@@ -21,16 +21,11 @@ def encode(
     """Encode with a random BERT of all-MiniLM's shape: time relative to softmax, and the break-even length."""
     from lln_lab.bench.encode import ATTENTIONS, Plan, run
 
-    try:
-        chosen = tuple(int(length) for length in lengths.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"lengths are whole numbers separated by commas, got {lengths!r}") from None
+    chosen = whole_numbers(lengths)
     console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("measuring", total=None)
+    with telling(console) as tell:
         plan = Plan(lengths=chosen, batch=batch, repeats=repeats, threads=threads)
-        result = run(plan, out / "encode.json", lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+        result = run(plan, out / "encode.json", tell)
     table = Table(title=f"Encoding {batch} documents, time as a ratio to softmax")
     for heading in ("length", "softmax", *ATTENTIONS[1:]):
         table.add_column(heading, justify="right")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling
 
 
 def gpu(
@@ -29,10 +29,8 @@ def gpu(
     lengths = (*(n for n in Plan.lengths if n < longest), longest)
     plan = Plan(lengths, batch, heads, head_dim, dtype, repeats)
     try:
-        with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-            task = progress.add_task("looking for a GPU", total=None)
-            result = run(plan, lambda what: progress.update(task, description=what))
-            progress.update(task, total=1, completed=1)
+        with telling(console, "looking for a GPU") as tell:
+            result = run(plan, tell)
     except NoGPU as reason:
         typer.echo(str(reason), err=True)
         raise typer.Exit(2) from None

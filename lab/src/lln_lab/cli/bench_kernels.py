@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling, whole_numbers
 
 
 def kernels(
@@ -28,14 +28,12 @@ def kernels(
     reason = attention.backends["native"].unavailable()
     if reason is not None:
         raise typer.BadParameter(f"the native backend is not available: {reason}")
-    plan = Plan(_numbers(lengths, "--lengths"), _numbers(threads, "--threads"), repeats)
+    plan = Plan(whole_numbers(lengths), whole_numbers(threads, "--threads"), repeats)
     if quick:
         plan = Plan((256, 1024), plan.threads[:1], 3, memory_length=4096, long_length=50_000)
     console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("measuring", total=None)
-        result = run(plan, lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console) as tell:
+        result = run(plan, tell)
     for number in plan.threads:
         for backward in (False, True):
             console.print(_table(result, number, backward))
@@ -45,16 +43,6 @@ def kernels(
     console.print(f"one token of LLN+Diag takes {decode['diag_to_lln']:.2f} of one of LLN")
     written = write_result(out / "kernels.json", result, plan.seed)
     console.print(f"written: {written} and {save(draw, result, out / 'kernels.png')}")
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(x) for x in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(f"{option} takes positive whole numbers separated by commas; given {text!r}")
-    return numbers
 
 
 def _table(result: dict[str, Any], threads: int, backward: bool) -> Table:

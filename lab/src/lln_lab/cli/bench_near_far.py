@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.hf_options import Join, Model, Threads
 from lln_cli.out_options import file_to_write
+from lln_cli.terminal import telling
 
 
 def near_far(
@@ -35,13 +35,11 @@ def near_far(
     if unknown:
         raise typer.BadParameter(f"--basis must be one of {', '.join(known)}; got {', '.join(unknown)}")
     console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("reading", total=None)
+    with telling(console, "reading") as tell:
         plan = Plan(
             model, str(data), str(test_data), texts, test_texts, length, join, tuple(basis or ()), threads, seed
         )
-        result = run(plan, out, lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+        result = run(plan, out, tell)
     table = Table(title=result["model"])
     for heading in ("near", "fitted", *headings(result)):
         table.add_column(heading)

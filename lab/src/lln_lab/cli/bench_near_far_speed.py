@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lln_cli.out_options import file_to_write
+from lln_cli.terminal import whole_numbers
 
 
 def near_far_speed(
@@ -21,7 +22,7 @@ def near_far_speed(
     from lln_lab.bench.near_far_speed import Plan, run
 
     console = Console()
-    plan = Plan(lengths=tuple(int(n) for n in lengths.split(",")), repeats=repeats, seed=seed)
+    plan = Plan(lengths=whole_numbers(lengths), repeats=repeats, seed=seed)
     result = run(plan, console.print)
     table = Table(title="Time of the processor, as ratios to the bare products of the same pass")
     names = list(result["rows"][0]["ratio_to_bare_products"])

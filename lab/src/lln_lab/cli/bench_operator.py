@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling
 
 
 def operator(
@@ -23,10 +23,8 @@ def operator(
     from lln_lab.bench.operator import Plan, run
 
     console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("measuring", total=None)
-        result = run(Plan(longest=longest, repeats=repeats), lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console) as tell:
+        result = run(Plan(longest=longest, repeats=repeats), tell)
 
     versus = result["against_eager"]
     table = Table(title=f"Forward + backward at N = {versus['length']:,}, 12 heads of 64, float32")

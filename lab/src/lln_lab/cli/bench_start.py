@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling
 
 
 def start(
@@ -20,10 +20,8 @@ def start(
     from lln_lab.bench.start import run
 
     console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("starting", total=None)
-        result = run(repeats, lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console, "starting") as tell:
+        result = run(repeats, tell)
     table = Table(title="Cold start")
     for heading in ("", "time", "to import torch", "least CPU time", "to import torch"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import telling
 
 
 def sums(
@@ -22,10 +22,8 @@ def sums(
 
     console = Console()
     plan = Plan(lengths=(*(n for n in (1_000, 10_000, 100_000) if n < longest), longest), decoded=decoded)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("measuring", total=None)
-        result = run(plan, lambda what: progress.update(task, description=what))
-        progress.update(task, total=1, completed=1)
+    with telling(console) as tell:
+        result = run(plan, tell)
     table = Table(title="Error of outputs over max|v|, and of gradients over their root mean square")
     for heading in ("", "inputs", "direction", "length", "output", *NAMES):
         table.add_column(heading, justify="left" if heading in ("", "inputs", "direction") else "right")

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_cli.terminal import whole_numbers
 
 
 def zoo(
@@ -38,7 +39,10 @@ def zoo(
     from lln_lab.bench.zoo_plot import draw
     from lln_lab.experiments.figure import save
 
-    lengths = {"roberta": _numbers(roberta), "small": _numbers(small)}
+    lengths = {
+        name: list(whole_numbers(given, f"--{name}")) if given else []
+        for name, given in (("roberta", roberta), ("small", small))
+    }
     plan = Plan(
         lengths={shape: chosen for shape, chosen in lengths.items() if chosen},
         members=members.split(",") if members else members_of_the_zoo.names(),
@@ -101,10 +105,3 @@ def _cell(row: dict[str, Any], measure: str, ratio: str, paper: str) -> str:
         return f"{value / 1e6:.0f} MB" if measure == "peak_bytes" else f"{1e3 * value:.1f} ms"
     own = f"{row[ratio]:.2f}"
     return f"{own} ({row['paper'][paper]:.2f})" if row["paper"] and paper else own
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError as wrong:
-        raise typer.BadParameter(f"lengths are whole numbers separated by commas; got {text!r}") from wrong

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lln_cli.terminal import whole_numbers
 from lln_lab.cli import reproduce
 from lln_lab.cli.reproduce import app
 from lln_lab.cli.training import Choice, OutOption, Preset, PresetOption, check, in_words, start, training_command
@@ -122,10 +123,7 @@ def length(choice: Choice, *, task: RecallOption = None, lengths: LengthsOption 
     """Open question: quality against length, for recall and needle tasks."""
     from lln_lab.experiments import length as experiment
 
-    wrong = [x for x in (lengths or "").split(",") if x and not x.strip().isdigit()]
-    if wrong:
-        raise typer.BadParameter(f"lengths are whole numbers separated by commas, such as 1024,4096; got {wrong[0]!r}")
-    numbers = tuple(int(x) for x in (lengths or "").split(",") if x)
+    numbers = whole_numbers(lengths) if lengths else ()
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()), lengths=numbers)
     _run("length", choice, experiment, settings)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lln.dense import block_diagonal_matrix, lln_matrix
+from lln.dense import lln_matrix
 from lln.matching import match_moments
 from lln.zoo.multihead import MultiHead
 
@@ -46,10 +46,6 @@ def softmax_matrix(q: Tensor, k: Tensor) -> Tensor:
 def matched_lln_matrix(q: Tensor, k: Tensor, method: str | None = None) -> Tensor:
     alpha, beta = match_moments(q, k, method=method)
     return lln_matrix(q, k, alpha, beta)
-
-
-def lln_diag_matrix(q: Tensor, k: Tensor) -> Tensor:
-    return 0.5 * (matched_lln_matrix(q, k) + block_diagonal_matrix(q, k))
 
 
 def entropy_bits(matrix: Tensor) -> Tensor:

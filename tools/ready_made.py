@@ -55,8 +55,8 @@ def main() -> None:
     ids = torch.randint(1000, base.config.vocab_size, (4, 256), generator=torch.Generator().manual_seed(0))
     made = convert(copy.deepcopy(base), weights=out)
     with torch.no_grad():
-        states = [model(input_ids=ids).last_hidden_state for model in (made, wanted)]
-    cosine = float(torch.cosine_similarity(*states, dim=-1).mean())
+        found, expected = (model(input_ids=ids).last_hidden_state for model in (made, wanted))
+    cosine = float(torch.cosine_similarity(found, expected, dim=-1).mean())
     print(f"{out.stat().st_size:,} bytes; cosine of hidden states with the distilled model {cosine:.6f}")
 
 

@@ -143,4 +143,12 @@ def test_states_of_other_inputs_and_versions_are_refused() -> None:
     with pytest.raises(ValueError, match="version 7"):
         NearFarState.load(state.state_dict() | {"version": torch.tensor(7)})
     with pytest.raises(ValueError, match="a state has"):
-        NearFarState.load({"version": torch.tensor(1)})
+        NearFarState.load({"version": torch.tensor(2)})
+
+
+def test_windows_of_one_size_that_are_cut_differently_are_refused() -> None:
+    q, k, v = inputs()
+    of_two = {"block_size": 4, "neighbours": 1, "first_tokens": 0}
+    _, state = near_far_attention(q, k, v, 0.7, 0.8, is_causal=True, return_state=True, **of_two)
+    with pytest.raises(ValueError, match=r"window_counts of the state must have shape \(\d+, 1, 8\)"):
+        near_far_attention(q, k, v, is_causal=True, state=state, block_size=8)

@@ -12,7 +12,7 @@ from lln.ops.near_far.layout import FirstTokens
 from lln.ops.near_far.moments import Moments
 from lln.ops.near_far.op import Operands
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NearFarState:
     normaliser: Tensor  # (B, Hk, D)
     window_keys: Tensor  # (B, Hk, (neighbours + 1) block_size, D), the open block and those before it
     window_values: Tensor
-    window_counts: Tensor  # (B, (neighbours + 1) block_size) bool, which hold a key that counts
+    window_counts: Tensor  # (B, neighbours + 1, block_size) bool, which hold a key that counts
     first_keys: Tensor  # (B, Hk, first_tokens, D)
     first_values: Tensor
     first_counts: Tensor  # (B, first_tokens) bool
@@ -44,7 +44,7 @@ class NearFarState:
     @staticmethod
     def of(past: Past, x: Operands) -> "NearFarState":
         """The state after `x`, from what the operation left."""
-        window = (past.keys, past.values, past.counts)
+        window = (past.keys, past.values, past.counts.unflatten(1, (x.neighbours + 1, x.block_size)))
         return NearFarState(*past.moments, *window, *past.first, past.taken, x.alpha.detach(), x.beta.detach())
 
     @property
@@ -52,7 +52,8 @@ class NearFarState:
         """The same as the operation takes it."""
         moments = Moments(*(getattr(self, name) for name in Moments._fields))
         first = FirstTokens(self.first_keys, self.first_values, self.first_counts)
-        return Past(moments, self.window_keys, self.window_values, self.window_counts, first, self.taken)
+        counts = self.window_counts.flatten(1)
+        return Past(moments, self.window_keys, self.window_values, counts, first, self.taken)
 
     def select(self, index: Tensor) -> "NearFarState":
         """The samples `index` of the batch, in that order: reordering, repeating or dropping beams."""
@@ -106,7 +107,7 @@ class NearFarState:
             "product": (pairs, sums),
             "window_keys": ((batch, heads, window, dim), x.k.dtype),
             "window_values": ((batch, heads, window, value_dim), x.v.dtype),
-            "window_counts": ((batch, window), torch.bool),
+            "window_counts": ((batch, x.neighbours + 1, x.block_size), torch.bool),
             "first_keys": ((batch, heads, first, dim), x.k.dtype),
             "first_values": ((batch, heads, first, value_dim), x.v.dtype),
             "first_counts": ((batch, first), torch.bool),

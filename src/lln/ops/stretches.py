@@ -50,8 +50,8 @@ def refuse_stretches(what: str) -> None:
     if holders is not None:
         raise NotImplementedError(
             f"{what} needs the whole sequence, and inside lln.parallel.context_parallel a process has a stretch of it. "
-            "lln_attention, lln_diag_attention, block_diagonal_attention, match_moments and their layers work there; "
-            "for anything else join the stretches first (lln.parallel.gather)"
+            "lln_attention, lln_diag_attention, near_far_attention, block_diagonal_attention, match_moments and their layers "
+            "work there; for anything else join the stretches first (lln.parallel.gather)"
         )
 
 

@@ -104,6 +104,7 @@ def refused(group: Any, payload: None) -> None:
         for call in (
             lambda: lln_matrix(x, x, torch.ones(1), torch.ones(1)),
             lambda: near_far_attention(x, x, x, 1.0, 1.0, is_causal=True, return_state=True),
+            lambda: lln.lln_attention(x, x, x, 1.0, 1.0, is_causal=True, frame_size=5),
             lambda: attention("softmax")(x, x, x),
             lambda: lln.match_moments(x, x, method="instance"),
         ):

@@ -178,7 +178,7 @@ def test_what_needs_the_whole_is_refused(pool: Pool) -> None:
         pool.run("refused", [None, None])
     assert raised.value.errors[0] is not None
     messages = raised.value.errors[0][1].split("|")
-    assert len(messages) == 4 and all("lln.parallel" in message for message in messages)
+    assert len(messages) == 5 and all("lln.parallel" in message for message in messages)
 
 
 def test_positions_out_of_order_are_refused(pool: Pool) -> None:

@@ -190,7 +190,7 @@ def causal_key_gradients(
         tile = (index * TILES + number).to(tl.int64) * key_heads + key_head
         values = read(v, batch, key_head, row, e, counts[:, None] & (e < E)[None, :])
         dvalues = tl.zeros([ROWS, VALUES], tl.float32)
-        for i in range(SLICES):
+        for i in tl.range(SLICES, disable_licm=True):  # addresses kept over the slices would spill
             if SLICES > 1:
                 column = i * COLUMNS + tl.arange(0, COLUMNS)
                 ds, dz = load_sums(after, own, column, e, D, E)

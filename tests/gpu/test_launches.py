@@ -96,16 +96,59 @@ def test_launches_read_nothing_back(kind: str, causal: bool, monkeypatch: pytest
     assert len(launched) > 20
 
 
+def to_match(kind: str, method: str, sigma: float = 1.0, length: int = 70) -> MatchOperands:
+    generator = torch.Generator().manual_seed(5)
+    queries = 50 if kind == "fewer queries" else length
+    q = sigma * torch.randn(2, 2, queries, 8, generator=generator)
+    k = sigma * torch.randn(2, 1, length, 8, generator=generator) + 1
+    counts, packed = None, None
+    if kind == "masked":
+        counts = torch.rand(2, length, generator=generator) < 0.7
+        q, k = (torch.where(counts[:, None, :, None], x, torch.nan) for x in (q, k))
+    if kind == "packed":
+        q, k, packed = q[:1], k[:1], torch.tensor([0, length // 3, length // 3, length])
+    return MatchOperands(q, k, counts, packed, method, "entropy", "head", 8**-0.5, kind == "masked")
+
+
 @every_kind
-@pytest.mark.parametrize("method", ["sample", "table"])
-def test_launches_of_matching_read_nothing_back(method: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain torch; on the CPU it may look at a value to stop early, on a GPU it must not."""
-    launches_without_running(monkeypatch)
+@pytest.mark.parametrize("backend, method", [("triton", "sample"), ("chunked", "sample"), ("chunked", "table")])
+def test_launches_of_matching_read_nothing_back(
+    backend: str, method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain torch may look at a value on the CPU to stop early; on a GPU it must not."""
+    launched = launches_without_running(monkeypatch)
     monkeypatch.setattr(search, "may_look", lambda x: False)
-    x = operands(kind, False)
-    given = MatchOperands(x.q, x.k, x.key_mask, x.cu_seqlens, method, "entropy", "head", 0.25, True)
     with NothingIsReadBack():
-        match.backends["chunked"].forward(given)
+        match.backends[backend].forward(to_match(kind, method))
+    if backend == "triton":
+        before = {"plain": [], "masked": ["list_tokens"], "packed": []}[kind]
+        laid_out = ["_lay_out"] if kind == "packed" else []
+        assert launched == [
+            *before, "spread", *laid_out, "key_scores", "search", *laid_out, "query_scores", "search"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked", "packed", "fewer queries"])
+@pytest.mark.parametrize("sigma, length", [(0.8, 70), (3.0, 420)], ids=["small sample", "large sample"])
+def test_launches_of_matching_agree_with_plain_torch(kind: str, sigma: float, length: int) -> None:
+    """Wide inputs need the large sample, and more keys than it draws evenly."""
+    x = to_match(kind, "sample", sigma, length)
+    torch.use_deterministic_algorithms(True)  # fills memory that nobody has written with NaN
+    try:
+        found = match(x, "triton")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for actual, true in zip(found, match(x, "chunked"), strict=True):
+        assert actual.dtype == true.dtype
+        torch.testing.assert_close(actual, true, atol=1e-5, rtol=1e-5)
+
+
+def test_launches_of_matching_see_neither_padding_nor_batch_mates() -> None:
+    x = to_match("masked", "sample", 3.0, 420)
+    assert x.key_mask is not None
+    one = x._replace(q=x.q[1:], k=x.k[1:].nan_to_num(7.0), key_mask=x.key_mask[1:])
+    for actual, true in zip(match(one, "triton"), match(x, "triton"), strict=True):
+        assert torch.equal(actual, true[1:])
 
 
 @either_direction

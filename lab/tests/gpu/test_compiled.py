@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 
+SHEET = Path(__file__).parents[3] / "docs" / "results" / "gpu_sheet.json"
+
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'lln-attention[gpu]'"),
     pytest.mark.timeout(3600),
 ]
 
-MERGERS = {"merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step"}
+OTHERS = {
+    "merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step",
+    "spread", "key_scores", "query_scores", "small_search", "large_search",
+}  # fmt: skip
 PRODUCTS = {
     "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",
     "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients",
@@ -39,8 +44,8 @@ def sheet(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def check(found: list[dict[str, Any]], combinations: int) -> None:
-    assert {x["kernel"] for x in found} == MERGERS | PRODUCTS
-    assert len(found) == combinations * len(MERGERS | PRODUCTS)
+    assert {x["kernel"] for x in found} == OTHERS | PRODUCTS
+    assert len(found) == combinations * len(OTHERS | PRODUCTS)
     for x in found:
         assert x.get("fits"), x  # nothing spilled, shared memory within the limit, something read and something written
         if x["kernel"] in PRODUCTS and x["dtype"] == "bfloat16":
@@ -48,8 +53,22 @@ def check(found: list[dict[str, Any]], combinations: int) -> None:
 
 
 def test_every_kernel_fits_the_machine(tmp_path: Path) -> None:
-    targets = ("--target", "sm_80", "--target", "sm_90")
-    check(sheet(tmp_path, *targets, "--size", "64", "--dtype", "bfloat16"), 2)
+    """What the committed sheet says of kernels whose source, sizes and options are the same is not compiled again."""
+    chosen = ("--target", "sm_80", "--target", "sm_90", "--size", "64", "--size", "128", "--dtype", "bfloat16")
+    check(sheet(tmp_path, *chosen, "--known", str(SHEET)), 4)
+
+
+def test_some_of_the_sheet_is_what_the_assembler_says_here(tmp_path: Path) -> None:
+    """One target, compiled anew: two kernels."""
+    known = tmp_path / "known.json"
+    rows = json.loads(SHEET.read_text())["kernels"]
+    again = {"key_states", "block_outputs"}
+    known.write_text(json.dumps({"kernels": [row for row in rows if row["kernel"] not in again]}))
+    found = sheet(tmp_path, "--target", "sm_90", "--size", "64", "--dtype", "bfloat16", "--known", str(known))
+    before = {row["key"]: row for row in rows}
+    for row in found:
+        assert row == before.get(row["key"], row)
+    check(found, 1)
 
 
 @pytest.mark.slow

@@ -27,12 +27,15 @@ def sheet(
     size: Sizes = None,
     dtype: Dtypes = None,
     peers: Annotated[bool, typer.Option(help="Compile the kernels of fla-core as well, if it is installed.")] = True,
+    known: Annotated[
+        Path | None, typer.Option(help="An earlier sheet: kernels that have not changed since are not compiled again.")
+    ] = None,
 ) -> None:
     """Compile every kernel for A100, H100, B200 and MI300X; registers, spills, shared memory, bytes, predicted times."""
     _need_triton()
     from lln.results import write_result
     from lln_lab.gpu.cache import Cache
-    from lln_lab.gpu.sheet import Plan, run
+    from lln_lab.gpu.sheet import Plan, rows_by_key, run
 
     plan = Plan(
         tuple(_chosen("--target", target, Plan.targets)), tuple(_chosen("--size", size, Plan.sizes)),
@@ -45,7 +48,7 @@ def sheet(
         def told(what: str, total: int) -> None:
             progress.update(task, description=what, total=total, advance=1)
 
-        result = run(plan, Cache(cache), told)
+        result = run(plan, Cache(cache), told, rows_by_key(known))
     spilling = [row for row in result["kernels"] if not row.get("fits")]
     console.print(f"{len(result['kernels'])} kernels compiled, {len(spilling)} of them spill or do not fit")
     console.print(f"written: {write_result(out / 'gpu_sheet.json', result)}")

@@ -1,7 +1,7 @@
-"""What matching in plain torch launches on a GPU, counted without one: tensors that hold nothing stand for those of the card.
+"""What matching launches on a GPU, counted without one: tensors that hold nothing stand for those of the card.
 
-Every operation that is not a mere view is a launch, and moves its tensors once. An operation that would read a value back
-cannot be computed on such tensors at all, so that the count exists shows that nothing is.
+A kernel is a launch, and so is every operation of torch that is not a mere view; each moves its tensors once. An operation that
+would read a value back cannot be computed on such tensors at all, so that the count exists shows that nothing is.
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lln.ops.moments import MatchOperands, Moments, Operands, match, moments, plain
+from lln_lab.gpu import work
+from lln_lab.gpu.compiling import caught
 from lln_lab.gpu.launches import Size
 
 
@@ -31,7 +33,7 @@ class Counted(TorchDispatchMode):
         return found
 
 
-def counted(size: Size, method: str) -> dict[str, Any]:
+def counted(size: Size, method: str, backend: str) -> dict[str, Any]:
     """Matching on a "sample" or by the "table", for one layer. Sums over positions are a kernel: two launches, read once."""
     shape = (size.batch, size.heads, size.length, size.dim)
     q, k = (torch.empty(shape, dtype=size.dtype, device="meta") for _ in range(2))
@@ -43,11 +45,12 @@ def counted(size: Size, method: str) -> dict[str, Any]:
         mode.bytes += x.numel() * x.element_size()
         return moments.empty(Operands(x))
 
-    with patch.object(plain, "computed_moments", by_kernels), mode:
-        match.backends["chunked"].forward(given)
+    with patch.object(plain, "computed_moments", by_kernels), mode, caught() as kernels:
+        match.backends[backend].forward(given)
     return {
         "method": method,
-        "launches": mode.launches,
-        "bytes": mode.bytes,
+        "backend": backend,
+        "launches": mode.launches + len(kernels),
+        "bytes": mode.bytes + sum(map(work.bytes_moved, kernels)),
         "bytes_of_q_and_k": 2 * q.numel() * q.element_size(),
     }

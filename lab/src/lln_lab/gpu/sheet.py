@@ -1,7 +1,9 @@
 """`lln gpu sheet`: every kernel of every operation compiled for GPUs that are not here, and what it would cost there."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from lln.ops.gpu import tiles
@@ -9,6 +11,8 @@ from lln_lab.gpu import matching, peers, work
 from lln_lab.gpu.cache import Cache
 from lln_lab.gpu.compiling import TARGETS, Compiled, Launch
 from lln_lab.gpu.launches import DTYPES, Size, launches
+
+MATCHING = (("sample", "triton"), ("sample", "chunked"), ("table", "chunked"))
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,17 @@ class Plan:
     peers: bool = True
 
 
-def run(plan: Plan, cache: Cache, told: Callable[[str, int], None]) -> dict[str, Any]:
-    """`told` hears what is compiled next and how many kernels there are in all."""
+Known = dict[str, dict[str, Any]]
+
+
+def rows_by_key(path: Path | None) -> Known:
+    """What an earlier sheet said of each kernel, by what determines its code."""
+    rows = [] if path is None else json.loads(path.read_text())["kernels"]
+    return {row["key"]: row for row in rows if "key" in row}
+
+
+def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known | None = None) -> dict[str, Any]:
+    """`told` hears what is compiled next and how many kernels there are in all; what is `known` is taken as it is."""
     wanted = [(t, d, s) for d in plan.dtypes for s in plan.sizes for t in plan.targets]
     laid_out = {(t, d, s): _launches(t, d, s) for t, d, s in wanted}
     total = sum(len(_different(found)) for found in laid_out.values())
@@ -28,8 +41,13 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None]) -> dict[str,
     for (target, dtype, size), found in laid_out.items():
         for name, launch in _different(found).items():
             told(f"{target} {dtype} {size} {name}", total)
-            kernels.append(kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
-        operations += [_operation(name, some, target, dtype, size) for name, some in found.items()]
+            row = (known or {}).get(launch.key(target))
+            kernels.append(row or kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
+        operations += [
+            _operation(name, some, target, dtype, size)
+            for name, some in found.items()
+            if not name.startswith("matching")  # most of it is waiting, which no count of bytes predicts
+        ]
     others = peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told) if plan.peers else {"kernels": []}
     shape = asdict(Size(0, DTYPES["bfloat16"]))
     return {
@@ -39,7 +57,7 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None]) -> dict[str,
         "kernels": kernels,
         "operations": operations,
         "peers": others,
-        "matching": [matching.counted(Size(64, DTYPES["bfloat16"]), method) for method in ("sample", "table")],
+        "matching": [matching.counted(Size(64, DTYPES["bfloat16"]), *way) for way in MATCHING],
     }
 
 
@@ -54,7 +72,7 @@ def _different(found: dict[str, list[Launch]]) -> dict[str, Launch]:
 
 
 def kernel_row(name: str, launch: Launch, made: Compiled | None, target: str, dtype: str, size: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"kernel": name, "target": target, "dtype": dtype, "size": size}
+    row: dict[str, Any] = {"kernel": name, "target": target, "dtype": dtype, "size": size, "key": launch.key(target)}
     sizes = {n: launch.arguments[n] for n in ("ROWS", "COLUMNS", "SLICES") if n in launch.arguments}
     row |= {"tile": sizes | {"warps": launch.options.get("num_warps", 4)}, "shared_limit": TARGETS[target]}
     if made is None:

@@ -21,6 +21,8 @@ from lln.ops.diag import diag  # noqa: E402
 from lln.ops.lln import Operands, attention  # noqa: E402
 from lln.ops.moments import MatchOperands, match, moments, search  # noqa: E402
 from lln.ops.moments import Operands as MomentOperands  # noqa: E402
+from lln.ops.near_far import Operands as NearFarOperands  # noqa: E402
+from lln.ops.near_far import near_far  # noqa: E402
 
 READ_BACK = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero")
 
@@ -68,6 +70,12 @@ def of_diag(x: Operands) -> DiagOperands:
     )
 
 
+def of_near_far(x: Operands) -> NearFarOperands:
+    weights = torch.rand(*x.q.shape[:2], 4)
+    scales = (x.alpha, x.beta, x.bias)
+    return NearFarOperands(x.q, x.k, x.v, *scales, weights, x.key_mask, x.cu_seqlens, 12, 1, 3, 0.3, x.is_causal)
+
+
 @either_direction
 @every_kind
 def test_launches_leave_no_memory_unwritten(kind: str, causal: bool) -> None:
@@ -77,6 +85,7 @@ def test_launches_leave_no_memory_unwritten(kind: str, causal: bool) -> None:
         assert torch.empty(3).isnan().all()
         found = everything(attention, x) + everything(blocks, of_blocks(x)) + everything(diag, of_diag(x))
         found += moments.backends["triton"].forward(MomentOperands(x.q, x.key_mask, x.cu_seqlens))
+        found += everything(near_far, of_near_far(x))
     finally:
         torch.use_deterministic_algorithms(False)
     for t in found:
@@ -93,6 +102,7 @@ def test_launches_read_nothing_back(kind: str, causal: bool, monkeypatch: pytest
         everything(blocks, of_blocks(x))
         everything(diag, of_diag(x))
         moments.backends["triton"].forward(MomentOperands(x.q, x.key_mask, x.cu_seqlens))
+        everything(near_far, of_near_far(x))
     assert len(launched) > 20
 
 
@@ -170,6 +180,7 @@ def test_launches_are_few(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert count(attention, x, {"q", "alpha"}) == (3, 6 if causal else 4)
     assert count(blocks, of_blocks(x), {"q"}) == (1, 2)
     assert count(diag, of_diag(x), {"q"}) == ((4, 7) if causal else (3, 5))
+    assert count(near_far, of_near_far(x), {"q"}) == (3, 0)  # gradients are plain torch
     launched.clear()
     moments.backends["triton"].forward(MomentOperands(x.q))
     assert len(launched) == 2

@@ -22,11 +22,12 @@ pytestmark = [
 
 OTHERS = {
     "merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step",
-    "spread", "key_scores", "query_scores", "small_search", "large_search",
+    "spread", "key_scores", "query_scores", "small_search", "large_search", "far_moments",
 }  # fmt: skip
 PRODUCTS = {
     "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",
-    "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients",
+    "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients", "block_moments",
+    "near_far_outputs",
 }  # fmt: skip
 
 

@@ -8,9 +8,10 @@ import torch
 
 from lln.ops.blocks.op import Operands as BlockOperands
 from lln.ops.diag.op import Operands as DiagOperands
-from lln.ops.gpu import attention, block_attention, diag_attention, sample_matching
+from lln.ops.gpu import attention, block_attention, diag_attention, near_far_attention, sample_matching
 from lln.ops.lln.op import Operands, State
 from lln.ops.moments import MatchOperands
+from lln.ops.near_far import Operands as NearFarOperands
 from lln_lab.gpu.compiling import Launch, caught
 
 BLOCK = 128
@@ -83,6 +84,13 @@ def _operations(size: Size) -> dict[str, Any]:
             {"out": torch.empty_like(r.out)}, r, x, {"alpha", "weight"}
         )
 
+    def near_far(causal: bool) -> Any:
+        weights = torch.empty(size.batch, size.heads, 4, device="meta")
+        x = NearFarOperands(
+            q, k, v, scale, scale, scale, weights, None, None, BLOCK, 0, 0, size.dim**-0.5, causal
+        )  # fmt: skip
+        return near_far_attention.forward(x), None
+
     def step() -> Any:
         one: list[Any] = [t[:, :, :1] for t in (q, k, v)]
         state = [scale, scale.new_empty(*scale.shape, size.dim, dtype=torch.float64), scale.double()]
@@ -97,6 +105,6 @@ def _operations(size: Size) -> dict[str, Any]:
     for causal, words in ((False, "bidirectional"), (True, "causal")):
         found |= {
             f"{name}, {words}": partial(run, causal)
-            for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag))
+            for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag), ("near-far", near_far))
         }
     return found | {"a step of decoding": step, "matching on a sample": matching}

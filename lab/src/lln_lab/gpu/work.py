@@ -77,6 +77,8 @@ def flops(launch: Launch, size: Size) -> float:
         "mixed_outputs": 2 * block + state,
         "block_query_gradients": 5 * block,
         "block_key_gradients": 4 * block,
+        "block_moments": 2 * state,
+        "near_far_outputs": 2 * block + 2 * state,
     }.get(launch.entry, 0.0)
 
 

@@ -1,26 +1,30 @@
-"""Near exact, far by moments, has no kernels for a GPU: asked for by name, it is refused in words. Plain torch runs there.
+"""Near exact, far by moments, on a GPU: forward by Triton in three launches; gradients by plain torch, which computes it anew.
 
-Beside LLN's state it carries the centred product of keys and values, D x Dv, and merges both block after block; its rows see
-three kinds of keys, whose weights are fitted. That would be a scan over two states and rows over both, forward and back: as
-many kernels again as LLN has, for an attention whose use is to follow softmax closely without training.
+On the way back every block's moments have gradients of their own, which go through the merger the other way round: as many
+kernels again. Kernels are imported when they are first needed.
 """
+
+from torch import Tensor
 
 from lln.ops.backends import Backend
 from lln.ops.gpu import environment
 from lln.ops.near_far.op import Operands, Results, near_far
 
-REASON = (
-    "attention near exactly and far by moments has no Triton kernels (it carries a second state, which is merged block after "
-    "block); backend='chunked' is plain torch and runs on a GPU"
-)
-
 
 def forward(x: Operands) -> Results:
-    raise NotImplementedError(REASON)  # never reached: whatever is given is refused
+    from lln.ops.gpu.near_far_attention import forward
+
+    return forward(x)
+
+
+def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str]) -> dict[str, Tensor]:
+    from lln.ops.near_far.plain import backward
+
+    return backward(grads, results, x, wanted)
 
 
 def _refuses(x: Operands) -> str | None:
-    return REASON
+    return environment.refuses(x.q, x.k, x.v)
 
 
-near_far.backends.register(Backend("triton", forward, None, _refuses, environment.unavailable))
+near_far.backends.register(Backend("triton", forward, backward, _refuses, environment.unavailable, expected_on="cuda"))

@@ -134,7 +134,7 @@ def test_launches_of_matching_read_nothing_back(
         before = {"plain": [], "masked": ["list_tokens"], "packed": []}[kind]
         laid_out = ["_lay_out"] if kind == "packed" else []
         assert launched == [
-            *before, "spread", *laid_out, "key_scores", "search", *laid_out, "query_scores", "search"
+            *before, "spread", *laid_out, "key_scores", "small_search", "large_search"
         ]  # fmt: skip
 
 

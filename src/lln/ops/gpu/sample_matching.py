@@ -1,9 +1,8 @@
 """Matching on a sample by the kernels: the order of launches. Sizes and constants are those of `lln.ops.moments`.
 
-    means and variances, scores of keys, their tops, the search on the small sample,
-    scores of queries, their order, the search on the large sample where the small one does not suffice
+    means and variances, scores of keys, the largest of them, the search on a small sample, the search on more rows and keys
 
-Tops and the order are torch's `topk` and `sort`. Nothing is read back: a program whose head needs no large sample ends at once.
+The largest are found by torch's `topk`. Nothing is read back: a program whose head needs no further search ends at once.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lln.ops.gpu import sample_places, sample_scores, sample_search
+from lln.ops.gpu import large_search, sample_places, sample_scores, sample_search
 from lln.ops.gpu.attention import on
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.sample_places import Tokens
@@ -20,7 +19,20 @@ from lln.ops.gpu.tiles import power_of_two
 from lln.ops.masks import sequence_of_positions
 from lln.ops.moments import search
 from lln.ops.moments.op import Matched, MatchOperands
-from lln.ops.moments.sampling import LARGE, LONG, SMALL, SPREAD, Size
+from lln.ops.moments.sampling import (
+    CANDIDATES,
+    FEWEST_ROWS,
+    LLN_KEYS,
+    LLN_ROWS,
+    LONG_KEYS,
+    LONG_ROWS,
+    MOST_ROWS,
+    SMALL_KEYS,
+    SMALL_ROWS,
+    SOFTMAX_KEYS,
+    SPREAD_ROWS,
+    Size,
+)
 from lln.ops.moments.table import kept_values, load
 
 STRETCH = 256  # rows whose scores a program computes
@@ -84,36 +96,40 @@ class _Match:
         scaled = {"SCALE": float(x.scale), "CENTERED": x.center_keys}
         sample_scores.spread[self.grid](
             rows(x.q), rows(x.k), self.queries, self.keys, Table.of(x), self.spread, self.start, self.groups,
-            **self.sizes, **scaled, ROWS=SPREAD.rows, EVEN=SPREAD.even,
-            ROW_PLACES=power_of_two(SPREAD.rows), KEY_PLACES=power_of_two(SPREAD.even), num_warps=8,
+            **self.sizes, **scaled, ROWS=SPREAD_ROWS, EVEN=SMALL_KEYS.even,
+            ROW_PLACES=power_of_two(SPREAD_ROWS), KEY_PLACES=power_of_two(SMALL_KEYS.even), num_warps=8,
         )  # fmt: skip
         tops = self._tops(scaled)
         found = self._empty(*self.grid, 3)
         results = Matched(self._empty(*self.grid), self._empty(*self.grid), self._empty(*self.grid, 2))
-        self._search(SMALL, search.SMALL_EVALUATIONS, tops, None, found, results, scaled)
-        self._search(LARGE, search.LARGE_EVALUATIONS, tops, self._ranked_queries(), found, results, scaled)
+        given = (rows(x.q), rows(x.k), self.queries, self.keys, self.spread, self.start, tops)
+        options = {"D": self.dim, **scaled, **_CONSTANTS, "SAME": self.same, "TILE": TILE, "num_warps": 8}
+        highest = self._empty(*self.grid, self.dim, dtype=torch.float32)
+        last = (highest, found, *results, self.groups, tops[0].numel())
+        most = tops.shape[-1]
+        top = min(SMALL_KEYS.top, most)
+        sample_search.small_search[self.grid](
+            *given, *self._places(SMALL_KEYS, top), self._empty(1), *last, **options, ROWS=SMALL_ROWS,
+            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS,
+        )  # fmt: skip
+        top = min(LONG_KEYS.top, most)
+        large_search.large_search[self.grid](
+            *given, *self._places(SOFTMAX_KEYS, top), *self._places(LONG_KEYS, top), *self._places(LLN_KEYS, top),
+            self._empty(*self.grid, MOST_ROWS * CANDIDATES, dtype=torch.int64),
+            self._empty(*self.grid, MOST_ROWS, dtype=torch.int32), self._empty(*self.grid, LLN_ROWS, dtype=torch.int32),
+            self._empty(*self.grid, MOST_ROWS, dtype=torch.float32), *last, **options,
+            FEWEST_ROWS=FEWEST_ROWS, MOST_ROWS=MOST_ROWS, CANDIDATES=CANDIDATES,
+            PLACES=CANDIDATES * min(max(x.k.shape[2] // 16, FEWEST_ROWS), MOST_ROWS), LONG_ROWS=LONG_ROWS,
+            LLN_ROWS=LLN_ROWS, TOP=top, MOST=most, EVEN=SOFTMAX_KEYS.even, LONG_EVEN=LONG_KEYS.even,
+            LONG_MOST=LONG_KEYS.most_even, LONG_SHARE=LONG_KEYS.share, LLN_EVEN=LLN_KEYS.even,
+            LLN_MOST=LLN_KEYS.most_even, LLN_SHARE=LLN_KEYS.share, EVALUATIONS=search.LARGE_EVALUATIONS,
+        )  # fmt: skip
         return results
 
-    def _search(
-        self, size: Size, evaluations: int, tops: Tensor, ranked: Tensor | None, found: Tensor, results: Matched,
-        scaled: dict[str, Any],
-    ) -> None:  # fmt: skip
-        x, large = self.x, ranked is not None
-        most = tops.shape[-1]
-        top, long_top = min(size.top, most), min(LONG.top, most)
-        samples = [size.even + 2 * top, LONG.even + 2 * long_top if large else 1]
-        places = [self._empty(*self.grid, n, dtype=torch.int32) for n in samples]
-        weights = [self._empty(*self.grid, n, dtype=torch.float32) for n in samples]
-        of_rows = self._empty(*self.grid, size.most_rows, dtype=torch.float32)
-        highest = self._empty(*self.grid, self.dim, dtype=torch.float32)
-        sample_search.search[self.grid](
-            rows(x.q), rows(x.k), self.queries, self.keys, self.spread, self.start, tops, ranked,
-            places[0], weights[0], places[1], weights[1], of_rows, highest, found, *results, self.groups, tops[0].numel(),
-            D=self.dim, **scaled, **_CONSTANTS, SAME=self.same, LARGE=large,
-            PLACES_OF_ROWS=size.rows_at_most(x.k.shape[2]), ROWS=size.rows, MOST_ROWS=size.most_rows, EVEN=size.even,
-            TOP=top, LONG_EVEN=LONG.even, LONG_TOP=long_top, NTH=LARGE.rows // LONG.rows, MOST=most,
-            PLACES=power_of_two(max(top, long_top)), EVALUATIONS=evaluations, TILE=TILE, num_warps=8,
-        )  # fmt: skip
+    def _places(self, size: Size, top: int) -> tuple[Tensor, Tensor]:
+        """For the places of drawn keys, and their weights."""
+        shape = (*self.grid, 2 * top + max(size.even, size.most_even))
+        return self._empty(*shape, dtype=torch.int32), self._empty(*shape, dtype=torch.float32)
 
     def _tops(self, scaled: dict[str, Any]) -> Tensor:
         """(2, S, H, top): the keys with the largest m and the largest u."""
@@ -124,31 +140,17 @@ class _Match:
             rows(x.k), mask(x.key_mask), self.spread, self.start, scores, plan.stretches, scores[0].numel(),
             **self.sizes, **scaled, ROWS=TILE, num_warps=8,
         )  # fmt: skip
-        top = min(LARGE.top, x.k.shape[2])
+        top = min(LONG_KEYS.top, x.k.shape[2])
         if self.boundaries is None:
             return scores.topk(top, dim=-1).values
         places = (self.boundaries[:-1, None] + torch.arange(top, device=x.k.device)).clamp(max=x.k.shape[2] - 1)
-        ordered = self._sequence_by_sequence(scores, self.boundaries, 1)[:, 0]  # (2, H, N)
+        ordered = self._sequence_by_sequence(scores, self.boundaries)[:, 0]  # (2, H, N)
         return ordered[:, :, places].transpose(1, 2).contiguous()
 
-    def _ranked_queries(self) -> Tensor:
-        """(B, H, groups N): r of the queries of a key head, largest first; packed, one sequence after the other."""
-        x = self.x
-        plan = Plan.of(x.q, self.boundaries, STRETCH)
-        scores = self._empty(x.q.shape[0], self.heads, self.groups * x.q.shape[2], dtype=torch.int64)
-        sample_scores.query_scores[(plan.total, x.q.shape[1])](
-            rows(x.q), mask(x.key_mask if self.same else None), self.spread, self.start, scores, plan.stretches,
-            self.groups, **self.sizes, ROWS=TILE, num_warps=8,
-        )  # fmt: skip
-        if self.boundaries is None:
-            return scores.sort(dim=-1, descending=True).values
-        return self._sequence_by_sequence(scores, self.boundaries, self.groups)
-
-    def _sequence_by_sequence(self, scores: Tensor, boundaries: Tensor, groups: int) -> Tensor:
-        """Scores (..., groups N) from the largest to the smallest inside each packed sequence."""
+    def _sequence_by_sequence(self, scores: Tensor, boundaries: Tensor) -> Tensor:
+        """Scores (..., N) from the largest to the smallest inside each packed sequence."""
         ordered = scores.sort(dim=-1, descending=True).values
-        position = (0xFFFFFFFF - (ordered & 0xFFFFFFFF)) % (scores.shape[-1] // groups)
-        sequence = sequence_of_positions(boundaries, scores.shape[-1] // groups)[position]
+        sequence = sequence_of_positions(boundaries, scores.shape[-1])[0xFFFFFFFF - (ordered & 0xFFFFFFFF)]
         return ordered.gather(-1, sequence.sort(dim=-1, stable=True).indices)
 
     def _tokens(self, k: Tensor, key_mask: Tensor | None) -> Tokens:

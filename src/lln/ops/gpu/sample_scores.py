@@ -1,6 +1,6 @@
-"""What a sample for matching is drawn by: means and variances over a few tokens, and a score of every key and query.
+"""What a sample for matching is drawn by: means and variances over a few tokens, and two scores of every key.
 
-    m_j = max_l k_jl,   u_j = s q-.k_j + s^2/2 sum_l var(q_l) (k_jl - k-_l)^2,   r_i = sum_l var(k_l) q_il^2
+    m_j = max_l k_jl,   u_j = s q-.k_j + s^2/2 sum_l var(q_l) (k_jl - k-_l)^2
 
 in units in which nothing overflows: only their order is wanted. And where the search begins, the table's alpha and beta.
 """
@@ -134,26 +134,3 @@ def key_scores(
         to = scores + (batch.to(tl.int64) * heads + head) * stretches.length + row
         tl.store(to, in_order(m, counts, row), mask=row < stop)
         tl.store(to + many, in_order(u, counts, row), mask=row < stop)
-
-
-@triton.jit
-def query_scores(
-    q, mask, found, start, scores, stretches, groups, D: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """r of every query as `in_order`, (B, Hk, groups N). Grid: stretches, query heads."""
-    index, head, key_head = tl.program_id(0), tl.program_id(1), tl.program_id(1) // groups
-    sequence, batch, first, stop = stretch_at(stretches, index)
-    own = (sequence * (tl.num_programs(1) // groups) + key_head).to(tl.int64)
-    column = tl.arange(0, COLUMNS)
-    inside = column < D
-    of_k = tl.load(found + (own * 4 + 3) * D + column, mask=inside, other=0.0)
-    of_k = of_k / tl.maximum(tl.max(of_k, 0), TINY)
-    unit = 1.0 / tl.sqrt(tl.load(start + own * 4 + 2))
-    for some in range(first, stop, ROWS):
-        row = some + tl.arange(0, ROWS)
-        counts = counting(mask, batch, row, stop)
-        y = read(q, batch, head, row, column, counts[:, None] & inside[None, :]).to(tl.float64) * unit
-        # Rounded, so that who summed it makes no difference.
-        r = tl.sum(y * y * of_k[None, :], 1).to(tl.float32)
-        to = scores + (batch.to(tl.int64) * tl.num_programs(1) + head) * stretches.length + row
-        tl.store(to, in_order(r, counts, (head % groups) * stretches.length + row), mask=row < stop)

@@ -30,15 +30,18 @@ def is_among(position, others, there):
 @triton.jit
 def draw(
     tops, keys, places, weights, own, batch, first, count, many,
-    EVEN: tl.constexpr, TOP: tl.constexpr, MOST: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr,
+    EVEN: tl.constexpr, MOST_EVEN: tl.constexpr, SHARE: tl.constexpr, TOP: tl.constexpr, MOST: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Writes places (EVEN + 2 TOP) of keys, and for how many keys each stands."""
-    some = count > EVEN  # else the even keys are all there are
+    """Writes the places of keys, 2 TOP of tops and then the even ones, and for how many keys each stands; returns how many."""
+    PLACES: tl.constexpr = triton.next_power_of_2(TOP)
+    CAPACITY: tl.constexpr = 2 * TOP + max(EVEN, MOST_EVEN)
+    taken = tl.minimum(count, tl.maximum(tl.minimum(count // SHARE, MOST_EVEN), EVEN))
+    some = count > taken  # else the even keys are all there are
     by_feature, there = top_places(tops, own, TOP, MOST, PLACES)
     by_softmax, _ = top_places(tops + many, own, TOP, MOST, PLACES)
     of_feature, of_softmax = there & some, there & some & (is_among(by_softmax, by_feature, there) == 0)
     number = tl.sum(of_feature.to(tl.int32)) + tl.sum(of_softmax.to(tl.int32))
-    taken = tl.minimum(count, EVEN)
     standing = 0
     for start in range(0, taken, TILE):
         place = start + tl.arange(0, TILE)
@@ -46,38 +49,50 @@ def draw(
         repeated = is_among(position, by_feature, of_feature) | is_among(position, by_softmax, of_softmax)
         standing += tl.sum(((place < taken) & (repeated == 0)).to(tl.int32))
     each = ((count - number).to(tl.float64) / tl.maximum(standing, 1)).to(tl.float32)
-    base = own * (EVEN + 2 * TOP)
-    for start in range(0, EVEN, TILE):
+    base = own * CAPACITY
+    for start in range(0, taken, TILE):
         place = start + tl.arange(0, TILE)
         position = position_of(keys, batch, first, middle(place, taken, count), place < taken)
         repeated = is_among(position, by_feature, of_feature) | is_among(position, by_softmax, of_softmax)
-        tl.store(places + base + place, position, mask=place < EVEN)
-        stands = (place < taken) & (repeated == 0)
-        tl.store(weights + base + place, tl.where(stands, each, 0.0), mask=place < EVEN)
-    place = base + EVEN + tl.arange(0, PLACES)
+        tl.store(places + base + 2 * TOP + place, position, mask=place < taken)
+        tl.store(weights + base + 2 * TOP + place, tl.where(repeated, 0.0, each), mask=place < taken)
+    place = base + tl.arange(0, PLACES)
     tl.store(places + place, by_feature, mask=there)
     tl.store(weights + place, of_feature.to(tl.float32), mask=there)
     tl.store(places + place + TOP, by_softmax, mask=there)
     tl.store(weights + place + TOP, of_softmax.to(tl.float32), mask=there)
     tl.debug_barrier()
+    return base, 2 * TOP + taken
 
 
 @triton.jit
-def sample_rows(
-    q, queries, ranked, sequence, head, heads, groups, number, taken,
-    ROWS: tl.constexpr, BY_RANK: tl.constexpr,
-):  # fmt: skip
-    """Sample, heads and positions of the rows with these numbers."""
+def rows_at(queries, sequence, head, groups, number, taken, PLACES: tl.constexpr):
+    """Sample, heads and positions of the rows by position with these numbers."""
     batch, first, count = tokens_of(queries, sequence)
-    there = number < taken
-    if BY_RANK:
-        rank = middle(number, taken, count.to(tl.int64) * groups)
-        at = (batch.to(tl.int64) * heads + head) * queries.length * groups + first.to(tl.int64) * groups + rank
-        index = tl.where(there, index_of(tl.load(ranked + at, mask=there, other=0)), 0)
-        return batch, head * groups + index // queries.length, index % queries.length
-    else:
-        position = position_of(queries, batch, first, middle(number, taken, count), there)
-        return batch, head * groups + number * ((groups - 1) // ROWS + 1) % groups, position
+    position = position_of(queries, batch, first, middle(number, taken, count), number < taken)
+    return batch, head * groups + number * ((groups - 1) // PLACES + 1) % groups, position
+
+
+@triton.jit
+def choose(scores, chosen, number, wanted, TILE: tl.constexpr, MANY: tl.constexpr):
+    """Of `number` scores as `in_order`, the indices of `wanted` at equal distances in falling order; returns how many."""
+    tl.debug_barrier()
+    taken = tl.minimum(number, wanted)
+    for start in range(0, number, TILE):
+        index = start + tl.arange(0, TILE)
+        score = tl.load(scores + index, mask=index < number, other=0)
+        rank = tl.zeros([TILE], tl.int32)
+        for some in range(0, number, MANY):
+            other = some + tl.arange(0, MANY)
+            others = tl.load(scores + other, mask=other < number, other=0)
+            rank += tl.sum(((others[None, :] > score[:, None]) & (other < number)[None, :]).to(tl.int32), 1)
+        place = (rank.to(tl.int64) * taken // tl.maximum(number, 1)).to(tl.int32)
+        for _more in range(2):  # the stretch whose middle this rank is, if any, is this one or the next
+            here = (index < number) & (place < taken) & (middle(place, taken, number) == rank)
+            tl.store(chosen + place, index, mask=here)
+            place += 1
+    tl.debug_barrier()
+    return taken
 
 
 @triton.jit
@@ -102,9 +117,9 @@ def read_queries(q, batch, head, row, column, there, D: tl.constexpr):
 
 
 @triton.jit
-def weights_of_keys(places, weights, base, place, MANY: tl.constexpr):
-    position = tl.load(places + base + place, mask=place < MANY, other=0)
-    return position, tl.load(weights + base + place, mask=place < MANY, other=0.0)
+def weights_of_keys(places, weights, base, place, many):
+    position = tl.load(places + base + place, mask=place < many, other=0)
+    return position, tl.load(weights + base + place, mask=place < many, other=0.0)
 
 
 @triton.jit
@@ -118,9 +133,8 @@ def without_own(weight, position, own_position, SAME: tl.constexpr):
 
 @triton.jit
 def softmax_rows(
-    q, k, spread, places, weights, base, own, batch, head, query_batch, query_head, row, there,
-    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, MANY: tl.constexpr,
-    TILE: tl.constexpr,
+    q, k, spread, places, weights, base, many, own, batch, head, query_batch, query_head, row, there,
+    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The entropies of softmax over the drawn keys, for a tile of rows."""
     m, total, logs = tl.zeros([TILE], tl.float32), tl.full([TILE], 1.0, tl.float32), tl.zeros([TILE], tl.float32)
@@ -131,8 +145,8 @@ def softmax_rows(
             m += tl.sum(clipped(read_queries(q, query_batch, query_head, row, column, there, D) * SCALE) * own_keys, 1)
     else:
         m, total = m + float("-inf"), total * 0.0
-    for start in range(0, MANY, TILE):
-        position, weight = weights_of_keys(places, weights, base, start + tl.arange(0, TILE), MANY)
+    for start in range(0, many, TILE):
+        position, weight = weights_of_keys(places, weights, base, start + tl.arange(0, TILE), many)
         if tl.max(weight, 0) > 0:
             scores = tl.zeros([TILE, TILE], tl.float32)
             for some in range(0, D, SLICE):
@@ -164,8 +178,8 @@ def exponents_of_row(q, highest, own, query_batch, query_head, row, column, ther
 
 @triton.jit
 def lln_rows(
-    q, k, spread, highest, places, weights, base, own, batch, head, query_batch, query_head, row, there, alpha, beta,
-    D: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, MANY: tl.constexpr, TILE: tl.constexpr,
+    q, k, spread, highest, places, weights, base, many, own, batch, head, query_batch, query_head, row, there,
+    alpha, beta, D: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The same of LLN."""
     m = tl.full([TILE], float("-inf"), tl.float32)
@@ -181,8 +195,8 @@ def lln_rows(
             own_keys = read_keys(k, spread, own, batch, head, row, column, there, D, CENTERED)
             total += tl.sum(tl.exp(a - m[:, None]) * tl.exp(own_keys * beta - peak), 1)
         logs = total * tl.log(tl.maximum(total, SMALLEST))
-    for start in range(0, MANY, TILE):
-        position, weight = weights_of_keys(places, weights, base, start + tl.arange(0, TILE), MANY)
+    for start in range(0, many, TILE):
+        position, weight = weights_of_keys(places, weights, base, start + tl.arange(0, TILE), many)
         kernel = tl.zeros([TILE, TILE], tl.float32)
         for some in range(0, D, SLICE):
             column = some + tl.arange(0, SLICE)
@@ -209,138 +223,121 @@ def step_along(x, value, slope, low, high):
 
 
 @triton.jit
-def search(
-    q, k, queries, keys, spread, start, tops, ranked, places, weights, long_places, long_weights, of_rows,
-    highest, found, alphas, betas, entropies, groups, many,
-    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, LARGE: tl.constexpr,
-    PLACES_OF_ROWS: tl.constexpr, ROWS: tl.constexpr, MOST_ROWS: tl.constexpr, EVEN: tl.constexpr, TOP: tl.constexpr,
-    LONG_EVEN: tl.constexpr, LONG_TOP: tl.constexpr, NTH: tl.constexpr, MOST: tl.constexpr, PLACES: tl.constexpr,
-    EVALUATIONS: tl.constexpr, TILE: tl.constexpr,
+def store_highest(
+    k, spread, highest, places, weights, base, many, own, batch, head,
+    D: tl.constexpr, CENTERED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The largest of each feature over the drawn keys, (D,)."""
+    for some in range(0, D, SLICE):
+        column = some + tl.arange(0, SLICE)
+        found = tl.full([SLICE], float("-inf"), tl.float32)
+        for start in range(0, many, TILE):
+            position, weight = weights_of_keys(places, weights, base, start + tl.arange(0, TILE), many)
+            x = read_keys(k, spread, own, batch, head, position, column, weight > 0, D, CENTERED)
+            found = tl.maximum(found, tl.max(tl.where((weight > 0)[:, None], x, float("-inf")), 0))
+        tl.store(highest + own * D + column, tl.where(found == float("-inf"), 0.0, found), mask=column < D)
+    tl.debug_barrier()
+
+
+@triton.jit
+def raise_highest(
+    k, spread, highest, own, batch, head, row, there, D: tl.constexpr, CENTERED: tl.constexpr
+):  # fmt: skip
+    """With the own keys of some rows."""
+    for some in range(0, D, SLICE):
+        column = some + tl.arange(0, SLICE)
+        x = read_keys(k, spread, own, batch, head, row, column, there, D, CENTERED)
+        at = highest + own * D + column
+        before = tl.load(at, mask=column < D, other=0.0)
+        found = tl.maximum(before, tl.max(tl.where(there[:, None], x, float("-inf")), 0))
+        tl.debug_barrier()
+        tl.store(at, found, mask=column < D)
+    tl.debug_barrier()
+
+
+@triton.jit
+def small_search(
+    q, k, queries, keys, spread, start, tops, places, weights, of_rows, highest, found, alphas, betas, entropies,
+    groups, many,
+    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr, TOP: tl.constexpr, MOST: tl.constexpr, EVALUATIONS: tl.constexpr, TILE: tl.constexpr,
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr, USUAL_SLOPE: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
     SMALLEST_DEFICIT: tl.constexpr, SMALLEST_ENTROPY: tl.constexpr, TOLERATED: tl.constexpr,
     TOLERATED_SHARE: tl.constexpr, CLOSE: tl.constexpr, TRUSTED: tl.constexpr, USUAL_X: tl.constexpr,
 ):  # fmt: skip
-    """On the small sample, or on the large one where the small one is not to be trusted. Grid: sequences, key heads.
+    """`found` (S, H, 3): x, the slope, and whether that is enough. `many`: numbers in `tops` of one kind.
 
-    `found` (S, H, 3): x, the slope, and whether that is enough. `many`: numbers in `tops` of one kind.
+    All rows of the small sample are one tile. Grid: sequences, key heads.
     """
     sequence, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     own = (sequence * heads + head).to(tl.int64)
-    wanted_here = True
-    if LARGE:
-        wanted_here = tl.load(found + own * 3 + 2) == 0.0
-    if wanted_here:
-        batch, first, count = tokens_of(keys, sequence)
-        query_count = tokens_of(queries, sequence)[2]
-        most = tl.minimum(tl.maximum(count // 16, ROWS), MOST_ROWS)
-        taken = tl.minimum(query_count.to(tl.int64) * groups, most).to(tl.int32)
-        number_of_rows = tl.maximum(taken, 1).to(tl.float64)
-        draw(tops, keys, places, weights, own, batch, first, count, many, EVEN, TOP, MOST, PLACES, TILE)
-        MANY: tl.constexpr = EVEN + 2 * TOP
-        base = own * MANY
-        for some in range(0, D, SLICE):
-            column = some + tl.arange(0, SLICE)
-            most_of_all = tl.full([SLICE], float("-inf"), tl.float32)
-            for tile in range(0, MANY, TILE):
-                position, weight = weights_of_keys(places, weights, base, tile + tl.arange(0, TILE), MANY)
-                x = read_keys(k, spread, own, batch, head, position, column, weight > 0, D, CENTERED)
-                most_of_all = tl.maximum(most_of_all, tl.max(tl.where((weight > 0)[:, None], x, float("-inf")), 0))
-            if SAME:
-                for tile in range(0, taken, TILE):
-                    number = tile + tl.arange(0, TILE)
-                    there = number < taken
-                    query_batch, query_head, row = sample_rows(
-                        q, queries, ranked, sequence, head, heads, groups, number, taken, PLACES_OF_ROWS, LARGE
-                    )
-                    x = read_keys(k, spread, own, batch, head, row, column, there, D, CENTERED)
-                    most_of_all = tl.maximum(most_of_all, tl.max(tl.where(there[:, None], x, float("-inf")), 0))
-            tl.store(
-                highest + own * D + column, tl.where(most_of_all == float("-inf"), 0.0, most_of_all), mask=column < D
-            )
-        total, missed = number_of_rows * 0.0, number_of_rows * 0.0
-        for some in range(0, taken, TILE):
-            number = some + tl.arange(0, TILE)
-            there = number < taken
-            query_batch, query_head, row = sample_rows(
-                q, queries, ranked, sequence, head, heads, groups, number, taken, PLACES_OF_ROWS, LARGE
-            )
-            entropy = softmax_rows(
-                q, k, spread, places, weights, base, own, batch, head, query_batch, query_head, row, there,
-                D, SCALE, CENTERED, SAME, MANY, TILE,
+    batch, first, count = tokens_of(keys, sequence)
+    taken = tl.minimum(tokens_of(queries, sequence)[2].to(tl.int64) * groups, ROWS).to(tl.int32)
+    number = tl.arange(0, TILE)
+    there = number < taken
+    tl.static_assert(ROWS <= TILE)
+    query_batch, query_head, row = rows_at(queries, sequence, head, groups, number, taken, ROWS)
+    base, drawn = draw(
+        tops, keys, places, weights, own, batch, first, count, many, EVEN, 0, 1, TOP, MOST, TILE
+    )  # fmt: skip
+    store_highest(k, spread, highest, places, weights, base, drawn, own, batch, head, D, CENTERED, TILE)
+    if SAME:
+        raise_highest(k, spread, highest, own, batch, head, row, there, D, CENTERED)
+    of_softmax = softmax_rows(
+        q, k, spread, places, weights, base, drawn, own, batch, head, query_batch, query_head, row, there,
+        D, SCALE, CENTERED, SAME, TILE,
+    )  # fmt: skip
+    of_softmax = tl.where(there, of_softmax, 0.0).to(tl.float64)
+    rows = tl.maximum(taken, 1).to(tl.float64)
+    softmax = tl.sum(of_softmax, 0) / rows
+    full = tl.log(tl.maximum(count, 1).to(tl.float64))
+    wanted = odds(softmax, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY)
+    tolerated = tl.maximum(softmax * TOLERATED_SHARE, TOLERATED)
+    alpha, beta = tl.load(start + own * 4), tl.load(start + own * 4 + 1)
+    x, slope = rows * 0.0, rows * 0.0 + USUAL_SLOPE
+    low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
+    following, value, lln, error, close = x, x * 0.0, x * 0.0, x * 0.0, 0
+    for evaluation in range(EVALUATIONS):
+        if close == 0:
+            factor = tl.exp(following / 2)
+            of_lln = lln_rows(
+                q, k, spread, highest, places, weights, base, drawn, own, batch, head, query_batch, query_head, row,
+                there, (alpha * factor).to(tl.float32), (beta * factor).to(tl.float32), D, CENTERED, SAME, TILE,
             )  # fmt: skip
-            tl.store(of_rows + own * MOST_ROWS + number, entropy, mask=there)
-            total += tl.sum(tl.where(there, entropy, 0.0).to(tl.float64), 0)
-        tl.debug_barrier()
-        softmax = total / number_of_rows
-        if LARGE:
-            looked_at = tl.maximum((taken - NTH // 2 + NTH - 1) // NTH, 0)
-            if (count > EVEN) & (looked_at > 0):
-                draw(
-                    tops, keys, long_places, long_weights, own, batch, first, count, many,
-                    LONG_EVEN, LONG_TOP, MOST, PLACES, TILE,
-                )  # fmt: skip
-                LONG_MANY: tl.constexpr = LONG_EVEN + 2 * LONG_TOP
-                for some in range(0, looked_at, TILE):
-                    number = (some + tl.arange(0, TILE)) * NTH + NTH // 2
-                    there = number < taken
-                    query_batch, query_head, row = sample_rows(
-                        q, queries, ranked, sequence, head, heads, groups, number, taken, PLACES_OF_ROWS, LARGE
-                    )
-                    entropy = softmax_rows(
-                        q, k, spread, long_places, long_weights, own * LONG_MANY, own, batch, head,
-                        query_batch, query_head, row, there, D, SCALE, CENTERED, SAME, LONG_MANY, TILE,
-                    )  # fmt: skip
-                    entropy -= tl.load(of_rows + own * MOST_ROWS + number, mask=there, other=0.0)
-                    missed += tl.sum(tl.where(there, entropy, 0.0).to(tl.float64), 0)
-                softmax = tl.maximum(softmax + missed / looked_at, 0.0)
-        full = tl.log(tl.maximum(count, 1).to(tl.float64))
-        wanted = odds(softmax, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY)
-        tolerated = tl.maximum(softmax * TOLERATED_SHARE, TOLERATED)
-        alpha, beta = tl.load(start + own * 4), tl.load(start + own * 4 + 1)
-        x, slope = number_of_rows * 0.0, number_of_rows * 0.0 + USUAL_SLOPE
-        if LARGE:
-            x, slope = tl.load(found + own * 3), tl.load(found + own * 3 + 1)
-        low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
-        following, value, lln, error, close = x, x * 0.0, x * 0.0, x * 0.0, 0
-        for evaluation in range(EVALUATIONS):
-            if close == 0:
-                factor = tl.exp(following / 2)
-                at_alpha, at_beta = (alpha * factor).to(tl.float32), (beta * factor).to(tl.float32)
-                total, off, squares = x * 0.0, x * 0.0, x * 0.0
-                for some in range(0, taken, TILE):
-                    number = some + tl.arange(0, TILE)
-                    there = number < taken
-                    query_batch, query_head, row = sample_rows(
-                        q, queries, ranked, sequence, head, heads, groups, number, taken, PLACES_OF_ROWS, LARGE
-                    )
-                    entropy = lln_rows(
-                        q, k, spread, highest, places, weights, base, own, batch, head, query_batch, query_head, row,
-                        there, at_alpha, at_beta, D, CENTERED, SAME, MANY, TILE,
-                    )  # fmt: skip
-                    entropy = tl.where(there, entropy, 0.0).to(tl.float64)
-                    total += tl.sum(entropy, 0)
-                    entropy -= tl.load(of_rows + own * MOST_ROWS + number, mask=there, other=0.0)
-                    off += tl.sum(entropy, 0)
-                    squares += tl.sum(entropy * entropy, 0)
-                lln = total / number_of_rows
-                following_value = odds(lln, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY) - wanted
-                secant = (following_value - value) / tl.where(following == x, 1.0, following - x)
-                good = (evaluation > 0) & (secant > SMALLEST_SLOPE) & (secant < float("inf"))
-                slope = tl.where(good, secant, slope)
-                x, value, off = following, following_value, off / number_of_rows
-                error = tl.sqrt(tl.maximum(squares / number_of_rows - off * off, 0.0) / number_of_rows)
-                low, high = tl.where(value < 0, x, low), tl.where(value >= 0, x, high)
-                near = tl.abs(lln - softmax) < CLOSE * tolerated
-                close = (near | ((tl.abs(value) < float("inf")) == 0)).to(tl.int32)
-                following = step_along(x, value, slope, low, high)
-        # Close to the root the secant is better than where it starts; where both are uniform there is nothing to find.
-        x = tl.where((tl.abs(value) < 1.0) & (full - softmax > SMALLEST_DEFICIT), following, x)
-        factor = tl.exp(x / 2)
-        tl.store(alphas + own, alpha * factor)
-        tl.store(betas + own, beta * factor)
-        tl.store(entropies + own * 2, softmax)
-        tl.store(entropies + own * 2 + 1, lln)
-        enough = (error <= TRUSTED * tolerated) & (tl.abs(x) <= USUAL_X)
-        tl.store(found + own * 3, x)
-        tl.store(found + own * 3 + 1, slope)
-        tl.store(found + own * 3 + 2, tl.where(enough, 1.0, 0.0))
+            of_lln = tl.where(there, of_lln, 0.0).to(tl.float64)
+            lln = tl.sum(of_lln, 0) / rows
+            off = tl.where(there, of_lln - of_softmax - (lln - softmax), 0.0)
+            error = tl.sqrt(tl.sum(off * off, 0) / rows / rows)
+            x, value, slope, low, high, following, close = stepped(
+                x, following, value, odds(lln, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY) - wanted, slope, low, high,
+                evaluation, tl.abs(lln - softmax) < CLOSE * tolerated, SMALLEST_SLOPE,
+            )  # fmt: skip
+    x = tl.where((tl.abs(value) < 1.0) & (full - softmax > SMALLEST_DEFICIT), following, x)
+    store_results(alphas, betas, entropies, own, x, alpha, beta, softmax, lln)
+    enough = (error <= TRUSTED * tolerated) & (tl.abs(x) <= USUAL_X)
+    tl.store(found + own * 3, x)
+    tl.store(found + own * 3 + 1, slope)
+    tl.store(found + own * 3 + 2, tl.where(enough, 1.0, 0.0))
+
+
+@triton.jit
+def stepped(x, following, value, next_value, slope, low, high, evaluation, near, SMALLEST_SLOPE: tl.constexpr):
+    """Where the search stands after an evaluation at `following`, and where it looks next.
+
+    Close to the root the secant is better than where it starts, so its last step is taken without a look.
+    """
+    secant = (next_value - value) / tl.where(following == x, 1.0, following - x)
+    good = (evaluation > 0) & (secant > SMALLEST_SLOPE) & (secant < float("inf"))
+    slope = tl.where(good, secant, slope)
+    low, high = tl.where(next_value < 0, following, low), tl.where(next_value >= 0, following, high)
+    close = (near | ((tl.abs(next_value) < float("inf")) == 0)).to(tl.int32)
+    return following, next_value, slope, low, high, step_along(following, next_value, slope, low, high), close
+
+
+@triton.jit
+def store_results(alphas, betas, entropies, own, x, alpha, beta, softmax, lln):
+    factor = tl.exp(x / 2)
+    tl.store(alphas + own, alpha * factor)
+    tl.store(betas + own, beta * factor)
+    tl.store(entropies + own * 2, softmax)
+    tl.store(entropies + own * 2 + 1, lln)

@@ -36,9 +36,8 @@ def build_small(case: cases.Case) -> cases.Inputs:
 def pytest_configure(config: pytest.Config) -> None:
     quicken()
     cases.build = build_small
-    config.addinivalue_line(
-        "filterwarnings", "ignore::RuntimeWarning:triton.*"
-    )  # of NumPy, where a GPU gives inf or NaN
+    for module in ("triton", "numpy"):  # of NumPy, where a GPU gives inf or NaN
+        config.addinivalue_line("filterwarnings", f"ignore::RuntimeWarning:{module}.*")
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -22,7 +22,7 @@ pytestmark = [
 
 OTHERS = {
     "merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step",
-    "spread", "key_scores", "query_scores", "small_search", "large_search", "far_moments",
+    "far_moments",
 }  # fmt: skip
 PRODUCTS = {
     "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",

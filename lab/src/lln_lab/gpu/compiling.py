@@ -48,8 +48,6 @@ class Launch:
     @property
     def entry(self) -> str:
         """As it is called in the table of tiles: blocks that compute LLN's rows as well are a kernel of their own."""
-        if self.name == "search":
-            return "large_search" if self.arguments["LARGE"] else "small_search"
         far = self.arguments.get("far")
         return (
             "mixed_outputs" if far is not None and self.name == "block_outputs" and far.state is not None else self.name

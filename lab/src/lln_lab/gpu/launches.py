@@ -8,9 +8,8 @@ import torch
 
 from lln.ops.blocks.op import Operands as BlockOperands
 from lln.ops.diag.op import Operands as DiagOperands
-from lln.ops.gpu import attention, block_attention, diag_attention, near_far_attention, sample_matching
+from lln.ops.gpu import attention, block_attention, diag_attention, near_far_attention
 from lln.ops.lln.op import Operands, State
-from lln.ops.moments import MatchOperands
 from lln.ops.near_far import Operands as NearFarOperands
 from lln_lab.gpu.compiling import Launch, caught
 
@@ -97,14 +96,10 @@ def _operations(size: Size) -> dict[str, Any]:
         x = Operands(one[0], one[1], one[2], scale, scale, scale, is_causal=True).starting_from(State(*state))
         return attention.forward(x), None
 
-    def matching() -> Any:
-        x = MatchOperands(q, k, None, None, "sample", "entropy", "head", size.dim**-0.5, False)
-        return sample_matching.forward(x), None
-
     found: dict[str, Any] = {}
     for causal, words in ((False, "bidirectional"), (True, "causal")):
         found |= {
             f"{name}, {words}": partial(run, causal)
             for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag), ("near-far", near_far))
         }
-    return found | {"a step of decoding": step, "matching on a sample": matching}
+    return found | {"a step of decoding": step}

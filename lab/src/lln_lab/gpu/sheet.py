@@ -43,11 +43,7 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known
             told(f"{target} {dtype} {size} {name}", total)
             row = (known or {}).get(launch.key(target))
             kernels.append(row or kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
-        operations += [
-            _operation(name, some, target, dtype, size)
-            for name, some in found.items()
-            if not name.startswith("matching")  # most of it is waiting, which no count of bytes predicts
-        ]
+        operations += [_operation(name, some, target, dtype, size) for name, some in found.items()]
     others = peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told) if plan.peers else {"kernels": []}
     shape = asdict(Size(0, DTYPES["bfloat16"]))
     return {

@@ -33,7 +33,9 @@ CARDS = {
     "B200": Card("sm_100", 8.0, {"bfloat16": 2250, "float32": 75}),
     "MI300X": Card("gfx942", 5.3, {"bfloat16": 1307, "float32": 163}),
 }
-SAMPLED = {(kernel, name) for kernel in ("spread", "search") for name in ("q", "k", "ranked")}  # a few rows of them
+SAMPLED = {
+    (kernel, x) for kernel in ("spread", "small_search", "large_search") for x in ("q", "k")
+}  # a few rows of them
 IN_PLACE = {("prefix_states", "parts"), ("causal_outputs", "kept"), ("causal_query_gradients", "kept")}
 
 

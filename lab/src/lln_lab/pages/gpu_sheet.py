@@ -104,8 +104,8 @@ def _peers(found: dict[str, Any]) -> list[str]:
 
 def _matching(found: list[dict[str, Any]]) -> str:
     lines = [
-        "D = 64 in bfloat16, one layer. No value is read back. The kernels' launches include torch's `topk` and `sort`, each "
-        "of which is counted once. How long the search takes is not predicted: one program a head, which waits more than it "
+        "D = 64 in bfloat16, one layer. No value is read back. The kernels' launches include torch's `topk`, counted "
+        "once. How long the search takes is not predicted: one program a head, which waits more than it "
         "moves.",
         "",
         "| method | by | launches | GB | times q and k |",

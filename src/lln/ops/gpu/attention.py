@@ -9,7 +9,7 @@ from torch import Tensor
 from lln.ops.gpu import bidirectional, causal, causal_gradients, decoding, states, sums
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.tensors import State, Sums, Weight, mask, rows, scales, weights
-from lln.ops.gpu.tiles import Shape, power_of_two, tile
+from lln.ops.gpu.tiles import Shape, addresses_anew, power_of_two, tile
 from lln.ops.lln.op import Operands, Results
 from lln.ops.lln.op import State as FinalState
 from lln.ops.operation import empty_like_rows, empty_rows
@@ -241,7 +241,7 @@ def _causal_backward(
     dbeta = call.empty_scales(call.keys, key_heads)
     causal_gradients.causal_key_gradients[(count, key_heads)](
         *_operands(call), after, rows(grad), weight, maxima, rates, rows(dk), rows(dv), dbeta,
-        call.keys.stretches, call.groups, **options,
+        call.keys.stretches, call.groups, **options, ANEW=addresses_anew(x.q.device),
     )  # fmt: skip
     of_small = _summed_scales(call, dalpha, dbias, dbeta) if of_scales else {}
     return {"q": dq, "k": dk, "v": dv, **of_small, **_of_start(dstart)}

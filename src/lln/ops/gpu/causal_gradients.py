@@ -160,7 +160,7 @@ def store_parts(dstate, dalpha, dbias, own, ds, dz, dfactor, doffset, column, e,
 def causal_key_gradients(
     q, k, v, alpha, beta, bias, mask, after, grad, weight, maxima, rates, dk, dv, dbeta, stretches, groups,
     D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
-    LEVELS: tl.constexpr, SLICES: tl.constexpr, TILES: tl.constexpr,
+    LEVELS: tl.constexpr, SLICES: tl.constexpr, TILES: tl.constexpr, ANEW: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and each stretch's part of dbeta, tile by tile from the last. Grid: stretches, key heads.
 
@@ -190,7 +190,7 @@ def causal_key_gradients(
         tile = (index * TILES + number).to(tl.int64) * key_heads + key_head
         values = read(v, batch, key_head, row, e, counts[:, None] & (e < E)[None, :])
         dvalues = tl.zeros([ROWS, VALUES], tl.float32)
-        for i in tl.range(SLICES, disable_licm=True):  # addresses kept over the slices would spill
+        for i in tl.range(SLICES, disable_licm=ANEW):
             if SLICES > 1:
                 column = i * COLUMNS + tl.arange(0, COLUMNS)
                 ds, dz = load_sums(after, own, column, e, D, E)

@@ -61,9 +61,11 @@ def chosen_rows(queries, ranked, sequence, head, groups, number, taken, candidat
 def large_search(
     q, k, queries, keys, spread, start, tops, places, weights, long_places, long_weights, lln_places, lln_weights,
     scores, ranked, by_exponent, of_rows, highest, found, alphas, betas, entropies, groups, many,
-    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, FEWEST_ROWS: tl.constexpr,
-    MOST_ROWS: tl.constexpr, PLACES: tl.constexpr, CANDIDATES: tl.constexpr, LONG_ROWS: tl.constexpr,
-    LLN_ROWS: tl.constexpr, TOP: tl.constexpr, MOST: tl.constexpr, EVEN: tl.constexpr,
+    D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr,
+    FEWEST_ROWS: tl.constexpr, MOST_ROWS: tl.constexpr, ROW_SHARE: tl.constexpr, PLACES: tl.constexpr,
+    CANDIDATES: tl.constexpr, LONG_FEWEST: tl.constexpr, LONG_ROWS: tl.constexpr, LONG_ROW_SHARE: tl.constexpr,
+    LLN_FEWEST: tl.constexpr, LLN_ROWS: tl.constexpr, LLN_ROW_SHARE: tl.constexpr,
+    TOP: tl.constexpr, MOST: tl.constexpr, EVEN: tl.constexpr,
     LONG_EVEN: tl.constexpr, LONG_MOST: tl.constexpr, LONG_SHARE: tl.constexpr,
     LLN_EVEN: tl.constexpr, LLN_MOST: tl.constexpr, LLN_SHARE: tl.constexpr,
     EVALUATIONS: tl.constexpr, TILE: tl.constexpr,
@@ -77,20 +79,16 @@ def large_search(
     if tl.load(found + own * 3 + 2) == 0.0:
         batch, first, count = tokens_of(keys, sequence)
         rows_there = tokens_of(queries, sequence)[2].to(tl.int64) * groups
-        wanted_rows = tl.minimum(tl.maximum(count // 16, FEWEST_ROWS), MOST_ROWS)
+        wanted_rows = tl.minimum(tl.maximum(count // ROW_SHARE, FEWEST_ROWS), MOST_ROWS)
         candidates = tl.minimum(rows_there, wanted_rows * CANDIDATES).to(tl.int32)
         scores += own * MOST_ROWS * CANDIDATES
         ranked += own * MOST_ROWS
         by_exponent += own * LLN_ROWS
         of_rows += own * MOST_ROWS
-        rank_candidates(
-            q, queries, spread, start, scores, sequence, head, own, groups, candidates, D, PLACES, TILE
-        )
+        rank_candidates(q, queries, spread, start, scores, sequence, head, own, groups, candidates, D, PLACES, TILE)
         taken = choose(scores, ranked, candidates, wanted_rows, TILE, 128)
         alpha, beta = tl.load(start + own * 4), tl.load(start + own * 4 + 1)
-        base, drawn = draw(
-            tops, keys, places, weights, own, batch, first, count, many, EVEN, 0, 1, TOP, MOST, TILE
-        )
+        base, drawn = draw(tops, keys, places, weights, own, batch, first, count, many, EVEN, 0, 1, TOP, MOST, TILE)
         store_highest(k, spread, highest, places, weights, base, drawn, own, batch, head, D, CENTERED, TILE)
         total = alpha * 0.0
         for some in range(0, taken, TILE):
@@ -114,12 +112,13 @@ def large_search(
                 top = tl.maximum(top, tl.max(exponents, 1))
             tl.store(scores + number, in_order(top.to(tl.float32), there, number), mask=there)
         softmax = total / tl.maximum(taken, 1)
-        lln_taken = choose(scores, by_exponent, taken, LLN_ROWS, TILE, 128)
+        lln_wanted = tl.minimum(tl.maximum(count // LLN_ROW_SHARE, LLN_FEWEST), LLN_ROWS)
+        lln_taken = choose(scores, by_exponent, taken, lln_wanted, TILE, 128)
         base, drawn = draw(
             tops, keys, long_places, long_weights, own, batch, first, count, many,
             LONG_EVEN, LONG_MOST, LONG_SHARE, TOP, MOST, TILE,
         )  # fmt: skip
-        long_taken = tl.minimum(taken, LONG_ROWS)
+        long_taken = tl.minimum(taken, tl.minimum(tl.maximum(count // LONG_ROW_SHARE, LONG_FEWEST), LONG_ROWS))
         missed = alpha * 0.0
         for some in range(0, long_taken, TILE):
             place = some + tl.arange(0, TILE)
@@ -154,7 +153,7 @@ def large_search(
         x, slope = tl.load(found + own * 3), tl.load(found + own * 3 + 1)
         low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
         following, value, lln, close = x, x * 0.0, x * 0.0, 0
-        for evaluation in range(EVALUATIONS):
+        for evaluation in tl.range(EVALUATIONS, disable_licm=True):
             if close == 0:
                 factor = tl.exp(following / 2)
                 total = x * 0.0

@@ -21,15 +21,14 @@ from lln.ops.moments import search
 from lln.ops.moments.op import Matched, MatchOperands
 from lln.ops.moments.sampling import (
     CANDIDATES,
-    FEWEST_ROWS,
     LLN_KEYS,
     LLN_ROWS,
     LONG_KEYS,
     LONG_ROWS,
-    MOST_ROWS,
     SMALL_KEYS,
     SMALL_ROWS,
     SOFTMAX_KEYS,
+    SOFTMAX_ROWS,
     SPREAD_ROWS,
     Size,
 )
@@ -103,26 +102,29 @@ class _Match:
         found = self._empty(*self.grid, 3)
         results = Matched(self._empty(*self.grid), self._empty(*self.grid), self._empty(*self.grid, 2))
         given = (rows(x.q), rows(x.k), self.queries, self.keys, self.spread, self.start, tops)
-        options = {"D": self.dim, **scaled, **_CONSTANTS, "SAME": self.same, "TILE": TILE, "num_warps": 8}
+        options = {"D": self.dim, **scaled, **_CONSTANTS, "SAME": self.same, "TILE": TILE}
         highest = self._empty(*self.grid, self.dim, dtype=torch.float32)
         last = (highest, found, *results, self.groups, tops[0].numel())
         most = tops.shape[-1]
         top = min(SMALL_KEYS.top, most)
         sample_search.small_search[self.grid](
             *given, *self._places(SMALL_KEYS, top), self._empty(1), *last, **options, ROWS=SMALL_ROWS,
-            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS,
+            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS, num_warps=4,
         )  # fmt: skip
         top = min(LONG_KEYS.top, most)
         large_search.large_search[self.grid](
             *given, *self._places(SOFTMAX_KEYS, top), *self._places(LONG_KEYS, top), *self._places(LLN_KEYS, top),
-            self._empty(*self.grid, MOST_ROWS * CANDIDATES, dtype=torch.int64),
-            self._empty(*self.grid, MOST_ROWS, dtype=torch.int32), self._empty(*self.grid, LLN_ROWS, dtype=torch.int32),
-            self._empty(*self.grid, MOST_ROWS, dtype=torch.float32), *last, **options,
-            FEWEST_ROWS=FEWEST_ROWS, MOST_ROWS=MOST_ROWS, CANDIDATES=CANDIDATES,
-            PLACES=CANDIDATES * min(max(x.k.shape[2] // 16, FEWEST_ROWS), MOST_ROWS), LONG_ROWS=LONG_ROWS,
-            LLN_ROWS=LLN_ROWS, TOP=top, MOST=most, EVEN=SOFTMAX_KEYS.even, LONG_EVEN=LONG_KEYS.even,
+            self._empty(*self.grid, SOFTMAX_ROWS.most * CANDIDATES, dtype=torch.int64),
+            self._empty(*self.grid, SOFTMAX_ROWS.most, dtype=torch.int32),
+            self._empty(*self.grid, LLN_ROWS.most, dtype=torch.int32),
+            self._empty(*self.grid, SOFTMAX_ROWS.most, dtype=torch.float32), *last, **options,
+            FEWEST_ROWS=SOFTMAX_ROWS.fewest, MOST_ROWS=SOFTMAX_ROWS.most, ROW_SHARE=SOFTMAX_ROWS.share,
+            PLACES=CANDIDATES * SOFTMAX_ROWS.at_most(x.k.shape[2]), CANDIDATES=CANDIDATES,
+            LONG_FEWEST=LONG_ROWS.fewest, LONG_ROWS=LONG_ROWS.most, LONG_ROW_SHARE=LONG_ROWS.share,
+            LLN_FEWEST=LLN_ROWS.fewest, LLN_ROWS=LLN_ROWS.most, LLN_ROW_SHARE=LLN_ROWS.share,
+            TOP=top, MOST=most, EVEN=SOFTMAX_KEYS.even, LONG_EVEN=LONG_KEYS.even,
             LONG_MOST=LONG_KEYS.most_even, LONG_SHARE=LONG_KEYS.share, LLN_EVEN=LLN_KEYS.even,
-            LLN_MOST=LLN_KEYS.most_even, LLN_SHARE=LLN_KEYS.share, EVALUATIONS=search.LARGE_EVALUATIONS,
+            LLN_MOST=LLN_KEYS.most_even, LLN_SHARE=LLN_KEYS.share, EVALUATIONS=search.LARGE_EVALUATIONS, num_warps=4,
         )  # fmt: skip
         return results
 
@@ -150,7 +152,9 @@ class _Match:
     def _sequence_by_sequence(self, scores: Tensor, boundaries: Tensor) -> Tensor:
         """Scores (..., N) from the largest to the smallest inside each packed sequence."""
         ordered = scores.sort(dim=-1, descending=True).values
-        sequence = sequence_of_positions(boundaries, scores.shape[-1])[0xFFFFFFFF - (ordered & 0xFFFFFFFF)]
+        length = scores.shape[-1]
+        position = (0xFFFFFFFF - (ordered & 0xFFFFFFFF)).clamp(max=length - 1)
+        sequence = sequence_of_positions(boundaries, length)[position]
         return ordered.gather(-1, sequence.sort(dim=-1, stable=True).indices)
 
     def _tokens(self, k: Tensor, key_mask: Tensor | None) -> Tokens:

@@ -297,7 +297,7 @@ def small_search(
     x, slope = rows * 0.0, rows * 0.0 + USUAL_SLOPE
     low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
     following, value, lln, error, close = x, x * 0.0, x * 0.0, x * 0.0, 0
-    for evaluation in range(EVALUATIONS):
+    for evaluation in tl.range(EVALUATIONS, disable_licm=True):
         if close == 0:
             factor = tl.exp(following / 2)
             of_lln = lln_rows(

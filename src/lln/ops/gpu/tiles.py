@@ -130,6 +130,11 @@ def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> 
     return TABLE[target].get(key(entry, shape.size, dtype), Tile(SMALLEST, 4 if target == "gfx942" else 8))
 
 
+def addresses_anew(device: torch.device) -> bool:
+    """Whether to compute addresses anew for each slice of features: kept over the slices they spill on sm_80, anew on sm_90."""
+    return not interpreted() and (_target_instead or target_of(device)) == "sm_80"
+
+
 @lru_cache
 def target_of(device: torch.device) -> str:
     """The column of the table for a card: the newest that is not newer than the card."""

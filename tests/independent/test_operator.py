@@ -35,6 +35,11 @@ def test_drawn_calls_agree_with_the_independent_oracle(seeds: range) -> None:
     check_all(seeds)
 
 
+def test_exponents_of_rising_keys_are_as_exact_as_plain_ones() -> None:
+    """A reference 64 below the running maximum rounded them too coarsely in this one of 20,000 calls."""
+    check(16_689)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", in_batches(IN_EVERY_RUN, IN_A_SWEEP, 10 * TOGETHER), ids=named)
 def test_drawn_calls_agree_with_the_independent_oracle_in_a_large_sweep(seeds: range) -> None:

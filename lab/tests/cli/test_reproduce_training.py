@@ -110,7 +110,7 @@ def test_wrong_lengths_are_refused_with_what_fits(tmp_path: Path) -> None:
     text = invoke("reproduce", "length", "--lengths", "1024,4k", "--out", str(tmp_path), expected=2)
     assert "whole numbers separated by commas" in text and "'4k'" in text
     text = invoke("reproduce", "length", "--lengths", "64,32", "--out", str(tmp_path), expected=2)
-    assert "lengths must grow, got 64, 32" in text
+    assert "lengths must be increasing; got 64, 32" in text
 
 
 def test_a_wrong_task_is_refused_before_the_pre_training(tmp_path: Path) -> None:

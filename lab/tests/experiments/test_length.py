@@ -53,5 +53,5 @@ def test_softmax_stops_where_it_would_not_fit(tmp_path: Path) -> None:
 
 
 def test_lengths_that_do_not_grow_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must grow, got 64, 32"):
+    with pytest.raises(ValueError, match="must be increasing; got 64, 32"):
         length.run(replace(TINY, lengths=(64, 32)), tmp_path)

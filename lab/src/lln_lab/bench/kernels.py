@@ -49,6 +49,7 @@ METHODS: dict[str, Method] = {
     "ELU": elu,
     "softmax (SDPA)": F.scaled_dot_product_attention,
 }
+NATIVE = (BARE, "native", MATCHED, CAUSAL, DIAG, BFLOAT16)
 # Quadratic time, or memory of many times the inputs: longer than this they are left out.
 LONGEST = {"softmax (SDPA)": 4096, "plain eager": 16_384, "ELU": 16_384, "chunked": 16_384}
 
@@ -63,6 +64,7 @@ class Plan:
     memory_length: int = 16_384
     long_length: int = 1_000_000
     seed: int = 0
+    native_only: bool = False  # times of the native kernel and of the bare products, and nothing else
 
 
 def run(plan: Plan, on_progress: Callable[[str], None]) -> dict[str, Any]:
@@ -77,10 +79,12 @@ def run(plan: Plan, on_progress: Callable[[str], None]) -> dict[str, Any]:
             for length in plan.lengths
         ]
         torch.set_num_threads(max(plan.threads))
-        on_progress("peak memory")
-        memory = measure_memory(plan)
-        on_progress(f"{plan.long_length:,} tokens")
-        long = measure_long(plan)
+        memory = long = None
+        if not plan.native_only:
+            on_progress("peak memory")
+            memory = measure_memory(plan)
+            on_progress(f"{plan.long_length:,} tokens")
+            long = measure_long(plan)
         on_progress("decoding")
         decode = measure_decode(plan)
     finally:
@@ -96,7 +100,8 @@ def measure(
         f"{threads} thread{'s' * (threads > 1)}, {'forward + backward' if backward else 'forward'}, N = {length:,}"
     )
     torch.set_num_threads(threads)
-    names = [name for name in METHODS if length <= LONGEST.get(name, length)]
+    methods = NATIVE if plan.native_only else METHODS
+    names = [name for name in methods if length <= LONGEST.get(name, length)]
     functions = {name: prepare(name, plan.heads, length, plan.head_dim, backward) for name in names}
     for function in functions.values():
         function()  # what is loaded or compiled on first use is not to be taken for a slow method

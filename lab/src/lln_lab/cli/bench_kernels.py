@@ -16,6 +16,9 @@ def kernels(
     lengths: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "256,1024,4096,16384,65536",
     threads: Annotated[str, typer.Option(help="Numbers of threads, separated by commas.")] = "1,2",
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved runs at N = 4,096; the median counts.")] = 15,
+    native_only: Annotated[
+        bool, typer.Option("--native-only", help="Times of the native kernel and the bare products, and nothing else.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Short lengths and few runs, as a smoke test.")] = False,
 ) -> None:
     """Time and memory of the CPU kernel and its alternatives, relative to q @ (k.mT @ v)."""
@@ -28,16 +31,17 @@ def kernels(
     reason = attention.backends["native"].unavailable()
     if reason is not None:
         raise typer.BadParameter(f"the native backend is not available: {reason}")
-    plan = Plan(whole_numbers(lengths), whole_numbers(threads, "--threads"), repeats)
+    plan = Plan(whole_numbers(lengths), whole_numbers(threads, "--threads"), repeats, native_only=native_only)
     if quick:
-        plan = Plan((256, 1024), plan.threads[:1], 3, memory_length=4096, long_length=50_000)
+        plan = Plan((256, 1024), plan.threads[:1], 3, memory_length=4096, long_length=50_000, native_only=native_only)
     console = Console()
     with telling(console) as tell:
         result = run(plan, tell)
     for number in plan.threads:
         for backward in (False, True):
             console.print(_table(result, number, backward))
-    console.print(_memory_table(result))
+    if result["memory"] is not None:
+        console.print(_memory_table(result))
     decode = result["decode"]
     console.print(f"one token after {decode['positions'][1]:,} tokens takes {decode['ratio']:.2f} of that after 1,000")
     console.print(f"one token of LLN+Diag takes {decode['diag_to_lln']:.2f} of one of LLN")

@@ -37,6 +37,7 @@ def test_they_are_in_plain_torch(pool: Pool, case: Case, size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("backend", ["native", "chunked"])
 @settings(max_examples=1000, derandomize=False)
 @given(case=cases(), size=sizes)

@@ -33,6 +33,7 @@ def test_outputs_and_gradients_are_those_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("backend", ["native", "chunked"])
 @pytest.mark.parametrize("operation", ["blocks", "diag"])
 @settings(max_examples=700, derandomize=False)

@@ -30,6 +30,7 @@ def test_outputs_and_gradients_are_those_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(20_000)
 @settings(max_examples=700, derandomize=False)
 @given(case=square_cases, reach=contract.reaches, size=sizes)
 def test_they_are_in_a_large_sweep(pool: Pool, case: Case, reach: contract.Reach, size: int) -> None:

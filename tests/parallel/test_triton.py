@@ -61,6 +61,7 @@ def test_lln_diag_is_that_of_one_process(interpreting: Pool, case: Case, mixture
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(20_000)
 @many
 @given(case=cases())
 def test_lln_attention_is_in_a_sweep(interpreting: Pool, case: Case) -> None:
@@ -68,6 +69,7 @@ def test_lln_attention_is_in_a_sweep(interpreting: Pool, case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(20_000)
 @many
 @given(case=cases(), mixture=diag_contract.mixtures)
 def test_lln_diag_is_in_a_sweep(interpreting: Pool, case: Case, mixture: diag_contract.Mixture) -> None:

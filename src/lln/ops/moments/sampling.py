@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 # as in csrc/sample.h
 SMALL_KEYS = Size(96, 24)
-SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(128, 64, most_even=1024, share=12)
+SOFTMAX_KEYS, LLN_KEYS = Size(128, 64), Size(256, 64, most_even=1024, share=12)
 LONG_KEYS = Size(16384, 64)
 SPREAD_ROWS = 48  # what means and variances are taken over, with the even keys of SMALL_KEYS
 SMALL_ROWS = 24
@@ -65,7 +65,7 @@ class RowCount(NamedTuple):
         return min(max(keys // self.share, self.fewest), self.most)
 
 
-SOFTMAX_ROWS, LLN_ROWS, LONG_ROWS = RowCount(128, 1024, 16), RowCount(64, 128, 128), RowCount(32, 64, 256)
+SOFTMAX_ROWS, LLN_ROWS, LONG_ROWS = RowCount(128, 1024, 16), RowCount(128, 128, 16), RowCount(32, 64, 256)
 
 
 class Rows(NamedTuple):

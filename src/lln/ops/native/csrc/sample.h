@@ -21,11 +21,11 @@ struct KeyCount {
     bool all_of(int64_t keys) const { return even_of(keys) == keys; }
 };
 // as in lln.ops.moments.sampling
-constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {128, 64, 1024, 12}, LONG_KEYS = {16384, 64};
+constexpr KeyCount SMALL_KEYS = {96, 24}, SOFTMAX_KEYS = {128, 64}, LLN_KEYS = {256, 64, 1024, 12}, LONG_KEYS = {16384, 64};
 constexpr int64_t SPREAD_ROWS = 48, SMALL_ROWS = 24, CANDIDATES = 2;
 constexpr int64_t between(int64_t fewest, int64_t x, int64_t most) { return x < fewest ? fewest : x < most ? x : most; }
 constexpr int64_t rows_of(int64_t keys) { return between(128, keys / 16, 1024); }
-constexpr int64_t lln_rows_of(int64_t keys) { return between(64, keys / 128, 128); }
+constexpr int64_t LLN_ROWS = 128;
 constexpr int64_t long_rows_of(int64_t keys) { return between(32, keys / 256, 64); }
 
 INLINE int64_t middle(int64_t place, int64_t taken, int64_t count) { return (2 * place + 1) * count / (2 * taken); }

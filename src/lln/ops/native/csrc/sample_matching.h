@@ -361,7 +361,7 @@ static void match_head(const MatchProblem& p, int64_t i) {
             HeadSample many(head, rows, of_softmax);
             const std::vector<double> entropies = many.softmax();
             softmax = more(mean(entropies) + many.missed(scores, entropies), 0);
-            const std::vector<Row> lln_rows = rows_at(rows, spaced(many.largest_exponents(alpha, beta), lln_rows_of(head.keys.count)));
+            const std::vector<Row> lln_rows = rows_at(rows, spaced(many.largest_exponents(alpha, beta), LLN_ROWS));
             HeadSample large(head, lln_rows, of_lln);
             search(large, alpha, beta, full, softmax, LARGE_EVALUATIONS, found);
         }

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 AUTO = "auto"
+PLAIN = "chunked"  # plain torch: the backend that every device has
 
 
 def _takes_everything(x: Any) -> str | None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lln.ops.backends import AUTO
+from lln.ops.backends import AUTO, PLAIN
 from lln.ops.lln.chunked.tiles import laid_out, wide
 from lln.ops.near_far import Operands, Results, near_far
 from lln.ops.near_far.layout import FirstTokens, Layout
@@ -33,10 +33,10 @@ from lln.parallel.processes import Processes
 
 def near_far_over(processes: Processes, x: Operands, backend: str) -> Results:
     """The results of this process's stretch."""
-    if backend not in (AUTO, "chunked"):
+    if backend not in (AUTO, PLAIN):
         raise NotImplementedError(
             "over several processes near-far attention is computed by plain torch: "
-            f"backend must be 'auto' or 'chunked', got {backend!r}"
+            f"backend must be {AUTO!r} or {PLAIN!r}, got {backend!r}"
         )
     sequences = 0 if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
     agree(

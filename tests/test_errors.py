@@ -213,7 +213,7 @@ def test_layers_that_cannot_be_made() -> None:
         LLNEncoderLayer(16, 4)(torch.randn(1, 5, 16), src_mask=torch.ones(5, 5))
     with pytest.raises(ValueError, match="this layer is bidirectional"):
         LLNEncoderLayer(16, 4)(torch.randn(1, 5, 16), is_causal=True)
-    with pytest.raises(ValueError, match="the weights or for the state, not for both"):
+    with pytest.raises(ValueError, match="need_weights and return_state cannot be combined"):
         LLNAttention(16, 4, causal=True)(torch.randn(1, 5, 16), need_weights=True, return_state=True)
 
 

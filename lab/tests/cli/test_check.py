@@ -60,7 +60,7 @@ def test_pieces_and_checkpointing_lower_what_a_check_says() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("fig8", "--accumulate", "3"), "a batch of 4 cannot be cut into 3 equal pieces"),
+        (("fig8", "--accumulate", "3"), "a batch of 4 cannot be split into 3 equal pieces"),
         (("table3", "--precision", "float8"), "float8"),
         (("fig10b", "--precision", "float32", "--steps", "1"), "only float16 has a loss scale"),
         (("fig9", "--attention", "softmax", "--steps", "1", "--validation-rows", "2"), "not softmax"),

@@ -93,7 +93,7 @@ def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> 
     "attention, told",
     [
         ("softmx", "the zoo has no member 'softmx'; it has: agent, block_diagonal"),
-        ("lln:blocks=3", "lln has no option blocks; it has: alpha, beta"),
+        ("lln:blocks=3", "lln has no option blocks; its options: alpha, beta"),
         ("lln:target", "'target' in 'lln:target' has no value"),
     ],
 )

@@ -95,10 +95,10 @@ def test_describe_gives_counts_and_checksums() -> None:
     ("task", "options", "told"),
     [
         ("glue/nli", {}, "glue/mnli"),
-        ("lra/text", {"size": 3}, "it has: length"),
-        ("glue/sst2", {"size": 3}, "it has: none"),
+        ("lra/text", {"size": 3}, "its options: length"),
+        ("glue/sst2", {"size": 3}, "its options: none"),
         ("recall", {"length": 10, "pairs": 8}, "need a length of 16"),
-        ("needle", {"length": 1}, "length of 2"),
+        ("needle", {"length": 1}, "length of at least 2"),
         ("lra/listops", {"length": 3}, "4 tokens"),
         ("lra/pathfinder", {"dashes": 30}, "3 to 14 dashes"),
         ("recall", {"seed": -1}, "at least 0"),

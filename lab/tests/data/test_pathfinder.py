@@ -79,7 +79,7 @@ def test_the_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "told"),
-    [("imgs/0 sample_0.png\n", "0.npy, line 1"), ("", "metadata names no picture"), (None, "no rows")],
+    [("imgs/0 sample_0.png\n", "0.npy, line 1"), ("", "metadata lists no non-empty picture"), (None, "no rows")],
 )
 def test_lists_without_pictures_are_refused_by_name(tmp_path: Path, lines: str | None, told: str) -> None:
     (tmp_path / "metadata").mkdir()

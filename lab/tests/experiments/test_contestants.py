@@ -18,7 +18,7 @@ def test_seeds_come_one_after_the_other_and_a_member_may_have_fewer_or_more() ->
 
 
 def test_naming_one_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="given twice: lln_diag"):
+    with pytest.raises(ValueError, match="repeated: lln_diag"):
         lineup(["lln_diag", "softmax", "lln_diag@2"], 1)
     assert len(lineup(["lln_diag", "lln_diag:target=paper"], 1)) == 2
 

@@ -35,7 +35,7 @@ def test_a_step_in_pieces_is_the_same_step(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_batch_that_cannot_be_cut_is_refused_in_words() -> None:
     budget = Budget(steps=1, batch=6, learning_rate=1.0, accumulate=4)
-    with pytest.raises(ValueError, match="a batch of 6 cannot be cut into 4 equal pieces"):
+    with pytest.raises(ValueError, match="a batch of 6 cannot be split into 4 equal pieces"):
         budget.at_once()
     assert dataclasses.replace(budget, batch=16).at_once(processes=2) == 2
 

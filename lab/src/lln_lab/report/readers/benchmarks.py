@@ -34,6 +34,8 @@ def kernel_times(data: dict[str, Any]) -> list[Block]:
 
 def kernel_memory(data: dict[str, Any]) -> list[Block]:
     memory = data["memory"]
+    if memory is None:  # --native-only measures none
+        return []
     return [flat_table(memory["methods"], f"Memory at {memory['length']:,} tokens", "method")]
 
 

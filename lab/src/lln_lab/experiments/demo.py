@@ -83,9 +83,18 @@ def time_against_length(
 ) -> dict[str, Any]:
     """Forward + backward of the attention alone, in seconds of CPU time: the best of three interleaved runs after a warm-up.
 
-    CPU time, of all threads together, so that other programs on the machine do not count. A run of more than a second is not
-    repeated.
+    CPU time of one thread, so that other programs on the machine do not count: several threads that wait for each other spend
+    it spinning. A run of more than a second is not repeated.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _times(longest, on_measured, heads, head_dim)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _times(longest: int, on_measured: Callable[[str, int], None], heads: int, head_dim: int) -> dict[str, Any]:
     lengths = [2**power for power in range(8, 31) if 2**power <= longest]
     best: dict[str, dict[int, float]] = {name: {} for name in FUNCTIONS}
     for length in lengths:

@@ -10,7 +10,7 @@ import pytest
 
 from lln.ops.native import build
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 wheels = runpy.run_path(str(ROOT / "tools/wheels.py"))
 ELF_FOR_ARM = b"\x7fELF" + bytes(14) + struct.pack("<H", 183) + b"\0lln_near_far_step\0"
 

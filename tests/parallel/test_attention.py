@@ -1,7 +1,8 @@
 """LLN attention over a sequence that is cut anywhere: outputs and gradients of one process, by the rule of the contract."""
 
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -42,4 +43,5 @@ def test_they_are_in_plain_torch(pool: Pool, case: Case, size: int) -> None:
 @settings(max_examples=1000, derandomize=False)
 @given(case=cases(), size=sizes)
 def test_they_are_in_a_large_sweep(pool: Pool, case: Case, size: int, backend: str) -> None:
+    assume(backend != "native" or case.dtype != torch.float64)
     check(pool, case, size, backend)

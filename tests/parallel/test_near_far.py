@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,14 @@ def test_outputs_and_gradients_are_those_of_one_process(
     pool: Pool, case: Case, reach: contract.Reach, size: int
 ) -> None:
     check(pool, case, reach, size)
+
+
+def test_a_process_whose_packed_sequences_have_no_token(pool: Pool) -> None:
+    case = Case(
+        batch=1, key_heads=1, groups=2, queries=13, keys=13, dim=8, value_dim=64, dtype=torch.float32, sigma=0.1,
+        mask="none", layout="contiguous", causal=False, packed=True, biased=True, seed=2,
+    )  # fmt: skip
+    check(pool, case, contract.Reach(1, 0, 0, 0.3), 4)
 
 
 @pytest.mark.slow

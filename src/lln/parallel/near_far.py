@@ -139,8 +139,8 @@ def _packed(processes: Processes, x: Operands, layout: PackedLayout) -> Tensor:
         return x.q.new_zeros(*x.q.shape[:3], x.v.shape[3], dtype=tie.dtype) + tie
     first = int(numbers[0] in of_line)
     last = len(numbers) - int(numbers[-1] in of_line)
-    pieces = [outs[numbers[0]]] if first else []
-    if last > first:
+    pieces = [outs[numbers[0]] if first else x.q.new_zeros(*x.q.shape[:2], 0, x.v.shape[3], dtype=tie.dtype)]
+    if last > first and at[last] > at[first]:  # sequences without a token have no row
         rows, own = slice(at[first], at[last]), slice(numbers[first], numbers[first] + last - first)
         inside = _of(x, Line(slice(None), own, 0, 0))._replace(
             q=x.q[:, :, rows], k=x.k[:, :, rows], v=x.v[:, :, rows],

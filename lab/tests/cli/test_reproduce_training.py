@@ -136,6 +136,39 @@ def test_a_folder_of_other_validation_rows_is_refused(tmp_path: Path) -> None:
     assert "holds another run" in invoke(*given, "--validation-rows", "16", expected=2)
 
 
+def test_runs_of_an_earlier_result_are_taken_over_and_others_refused(tmp_path: Path) -> None:
+    given = ("reproduce", "table5", "--task", "listops", *FEW)
+    invoke(*given, "--attention", "lln_diag", "--out", str(tmp_path / "a"))
+    before = json.loads((tmp_path / "a" / "lra.json").read_text())
+    before["runs"][0]["evaluation"]["accuracy"] = (
+        0.625  # what no run of this size reaches: it must be read, not trained
+    )
+    known = tmp_path / "before.json"
+    known.write_text(json.dumps(before))
+    text = invoke(*given, *TWO, "--known", str(known), "--out", str(tmp_path / "b"))
+    found = json.loads((tmp_path / "b" / "lra.json").read_text())
+    assert "1 runs taken over" in text and {run["label"] for run in found["runs"]} == {"softmax", "lln_diag"}
+    assert next(run for run in found["runs"] if run["label"] == "lln_diag")["evaluation"]["accuracy"] == 0.625
+
+    longer = ("reproduce", "table5", "--task", "listops", "--steps", "3", "--validation-rows", "8", *TWO)
+    text = invoke(*longer, "--known", str(known), "--out", str(tmp_path / "c"), expected=2)
+    assert "holds another run" in text and "budget" in text
+
+    known.write_text('{"tables": []}')
+    text = invoke(*given, "--known", str(known), "--out", str(tmp_path / "d"), expected=2)
+    assert "holds no runs of a training experiment" in text
+    text = invoke("reproduce", "all", "--known", str(known), "--out", str(tmp_path / "e"), expected=2)
+    assert "--known is for one experiment" in text
+
+
+def test_lists_of_another_length_but_not_pictures(tmp_path: Path) -> None:
+    given = ("reproduce", "table5", "--attention", "lln_diag", *FEW, "--length", "64", "--out", str(tmp_path))
+    invoke(*given, "--task", "listops")
+    (run,) = json.loads((tmp_path / "lra.json").read_text())["runs"]
+    assert run["model"]["length"] == 64
+    assert "given by the picture" in invoke(*given, "--task", "image", "--task", "text", expected=2)
+
+
 def test_pretraining_of_another_folder_is_not_taken_for_the_same(tmp_path: Path) -> None:
     for name, seed_steps in (("a", "1"), ("b", "2")):
         options = ("--attention", "softmax", "--validation-rows", "8", "--keep-models", "--steps", seed_steps)

@@ -28,6 +28,7 @@ PretrainingPiecesOption = Annotated[int | None, typer.Option(min=1, help="Like -
 ArenaOption = Annotated[
     list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder or image; may be repeated.")
 ]
+LengthOption = Annotated[int | None, typer.Option(min=16, help="Tokens of a text, a list or an article.")]
 RecallOption = Annotated[list[str] | None, typer.Option(help="recall or needle; may be repeated.")]
 LengthsOption = Annotated[str | None, typer.Option(help="Lengths, separated by commas; default: the preset's.")]
 
@@ -42,7 +43,7 @@ def _run(name: str, choice: Choice, experiment: Any, settings: Any, **more: Any)
         found: dict[str, Any] = experiment.run(settings, folder, source=choice.data, watcher=bars, **more)
         return found
 
-    start(name, choice.out, run, getattr(experiment, "draw", None))
+    start(name, choice, run, getattr(experiment, "draw", None))
 
 
 def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: KeepOption = False) -> None:
@@ -111,11 +112,12 @@ def fig10b(choice: Choice) -> None:
     _run("fig10b", choice, experiment, choice.settings(experiment.PRESETS))
 
 
-def long_range_arena(choice: Choice, *, task: ArenaOption = None) -> None:
+def long_range_arena(choice: Choice, *, task: ArenaOption = None, length: LengthOption = None) -> None:
     """Tables 4 and 5: Long Range Arena scores, time and memory."""
     from lln_lab.experiments import lra as experiment
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
+    settings = experiment.of_length(settings, length) if length else settings
     _run("lra", choice, experiment, settings)
 
 
@@ -218,6 +220,8 @@ def everything(choice: Choice) -> None:
     """
     from lln_lab.report import write
 
+    if choice.known is not None:
+        raise ValueError(f"--known is for one experiment, whose runs {choice.known} holds; here all of them run")
     choice = replace(choice, out=choice.out or Path("runs"))
     out, steps = choice.out, choice.steps
     assert out is not None

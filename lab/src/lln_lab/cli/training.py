@@ -67,7 +67,12 @@ class Choice:
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Recompute layers in the backward pass to save memory.")
     ] = False
-
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="JSON of an earlier result: its runs are taken over, not trained again."
+        ),
+    ] = None
     check: Annotated[
         bool,
         typer.Option("--check", help="Dry run: count weights, FLOPs and memory, and take one tiny step."),
@@ -156,10 +161,14 @@ def bars(console: Console) -> Iterator[Bars]:
         yield Bars(progress)
 
 
-def start(name: str, out: Path | None, run: Callable[[Path, Bars], dict[str, Any]], draw: Any = None) -> Path:
+def start(name: str, choice: Choice, run: Callable[[Path, Bars], dict[str, Any]], draw: Any = None) -> Path:
     """Run it under progress bars; write JSON, table and plot; missing data end in a message and an exit code of their own."""
     first = int(os.environ.get("RANK", "0")) == 0  # of several processes one speaks and writes
-    folder, console = out or Path("runs") / name, Console(quiet=not first)
+    folder, console = choice.out or Path("runs") / name, Console(quiet=not first)
+    if choice.known is not None and first:
+        from lln_lab.experiments.training.known import restore
+
+        console.print(f"{restore(choice.known, folder)} runs taken over from {choice.known}", highlight=False)
     with bars(console) as watcher:
         found = in_words(lambda: run(folder, watcher), console)
     return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"

@@ -160,6 +160,16 @@ def refuse_unknown(settings: Settings) -> None:
         )
 
 
+def of_length(settings: Settings, length: int) -> Settings:
+    """The same tasks with inputs of another length; pictures have as many tokens as pixels."""
+    if pictures := [task for task in settings.tasks if task in ("pathfinder", "image")]:
+        raise ValueError(
+            f"the length of {' and '.join(pictures)} is given by the picture, 1,024 pixels; "
+            "--length is for text, listops and retrieval"
+        )
+    return replace(settings, lengths={**settings.lengths, **dict.fromkeys(settings.tasks, length)})
+
+
 def load(task: str, settings: Settings, source: str | None) -> data.TaskData:
     """Tasks that the source does not have are generated, where they always are (ListOps, Pathfinder)."""
     options: dict[str, Any] = {} if task in ("pathfinder", "image") else {"length": settings.lengths[task]}

@@ -131,7 +131,7 @@ def _train(
     trainer.train(resume_from_checkpoint=newest(folder))
     evaluation = _evaluation(trainer.evaluate())
     result = {
-        **_described(run),
+        **described(run),
         "parameters": count_parameters(model),
         "steps": run.budget.steps,
         "seconds_per_step": statistics.median(times.clock) if times.clock else None,
@@ -191,7 +191,7 @@ def processes() -> PartialState:
 
 def _same_run(run: Run, folder: Path) -> None:
     """A folder belongs to one run; a second, different one is refused with what differs."""
-    path, config = folder / CONFIG, json.loads(json.dumps(_described(run)))
+    path, config = folder / CONFIG, json.loads(json.dumps(described(run)))
     if not path.exists():
         if processes().is_main_process:
             write_result(path, config, run.seed)
@@ -204,7 +204,8 @@ def _same_run(run: Run, folder: Path) -> None:
         raise ValueError(f"{folder} holds another run ({told}): choose another --out, or remove it")
 
 
-def _described(run: Run) -> dict[str, Any]:
+def described(run: Run) -> dict[str, Any]:
+    """What defines the run, as its folder and its result hold it."""
     return {
         "task": run.task,
         "attention": run.attention,

@@ -1,172 +1,155 @@
-"""`python -m lln_lab.pages.measured docs` writes docs/measured.md from the training results in docs/results."""
+"""`python -m lln_lab.pages.measured docs` writes docs/measured.md from the training results in docs/results.
+
+What a reader wants comes first: the verdicts at a glance, then of each experiment the scores, the verdicts and the picture.
+How it was run, its cost and the paper's own tables are folded.
+"""
 
 import json
-import statistics
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lln_lab.experiments.figure import name_of
+from lln_lab.experiments.verdict import OPEN
+from lln_lab.pages.runs_in_words import described, in_short
+from lln_lab.pages.tables import markdown, readable, with_names
 
-NAMES = (
-    "fig8",
-    "fig8b",
-    "table1",
-    "table1_all",
-    "table3",
-    "fig10",
-    "fig10b",
-    "lra",
-    "lra_others",
-    "lra_image",
-    "lra_pairs",
-    "length",
-    "sensitivity",
-    "gaussian",
-    "causal_lm",
-)
-# Results of one experiment that would have one heading, told apart.
-SUBTITLES = {
-    "lra": "five attentions",
-    "lra_others": "the other members",
-    "lra_image": "Image again, longer",
-    "lra_pairs": "Retrieval and Pathfinder",
-    "fig8b": "the loss scale of float16",
-    "table1_all": "four tasks, fourteen methods",
+
+@dataclass(frozen=True)
+class Part:
+    """A result, and its heading below the section's (none for the result that opens a section)."""
+
+    name: str
+    heading: str = ""
+
+
+SECTIONS: dict[str, tuple[Part, ...]] = {
+    "Pre-training a small RoBERTa (Figure 8)": (
+        Part("fig8"),
+        Part("fig8b", "Figure 8b: the loss scale of float16"),
+    ),
+    "GLUE after pre-training (Table 1)": (
+        Part("table1", "SST-2 and QNLI, three attentions"),
+        Part("table1_all", "Four tasks, fourteen methods"),
+    ),
+    "Vision transformer on dogs vs cats (Table 3)": (Part("table3"),),
+    "Fixed alpha = beta against matching (Figure 10)": (
+        Part("fig10"),
+        Part("fig10b", "Figure 10b: the loss scale of DeiT-tiny"),
+    ),
+    "Long Range Arena (Tables 4 and 5)": (
+        Part("lra", "Text, ListOps and Image: five attentions, three seeds"),
+        Part("lra_pairs", "Retrieval and Pathfinder"),
+        Part("lra_image", "Image again, longer"),
+        Part("lra_others", "Fifteen other attentions, one seed"),
+    ),
+    "Recall and needle against length": (Part("length"),),
+    "Sensitivity to alpha and beta": (Part("sensitivity"),),
+    "Are queries and keys Gaussian?": (Part("gaussian"),),
+    "A causal language model": (Part("causal_lm"),),
 }
+# Tables that say what a run cost, or give its details: folded.
+FOLDED = ("Seconds per step", "Megabytes kept", "CPU minutes", "Queries and keys", "Gradient norm")
 HEAD = """<!-- Made from the JSON in docs/results by `python -m lln_lab.pages.measured docs`; do not edit. -->
 # Training, measured
 
-All of this ran at CPU size. It compares attentions under equal conditions. The paper's models are larger by orders of
-magnitude in weights, data and steps, and these results say nothing about them. A claim gets a verdict only if softmax itself
-has learned the task and there are three seeds; otherwise it is inconclusive ([why](experiments.md#what-a-verdict-needs)). Each
-section starts with the command that produced it.
+Every training experiment of the paper, at CPU size. Models, data and budgets are smaller than the paper's by orders of
+magnitude: the results compare attentions under equal conditions and say nothing about large models.
+
+A claim gets a verdict only if softmax itself has learned the task and there are three seeds; otherwise it is inconclusive
+([what a verdict needs](experiments.md#what-a-verdict-needs)). A paired gain is the mean difference between runs with the same
+seed, positive where LLN is better, with its 95 % interval in brackets.
 """
 
 
 def page(folder: Path) -> str:
-    parts = [HEAD]
-    for name in NAMES:
-        path = folder / f"{name}.json"
-        if path.exists():
-            parts.append(section(name, json.loads(path.read_text()), (folder / f"{name}.svg").exists()))
-    return "\n".join(parts)
+    found = {
+        part.name: json.loads(path.read_text())
+        for parts in SECTIONS.values()
+        for part in parts
+        if (path := folder / f"{part.name}.json").exists()
+    }
+    lines = [HEAD, *at_a_glance(found)]
+    for heading, parts in SECTIONS.items():
+        present = [part for part in parts if part.name in found]
+        if present:
+            lines += section(heading, present, found, folder)
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def section(name: str, found: dict[str, Any], picture: bool) -> str:
-    subtitle = f": {SUBTITLES[name]}" if name in SUBTITLES else ""
-    lines = [f"## {found['title']}{subtitle}", ""]
-    lines += ["```", found["provenance"]["command"], "```", "", *described(found), ""]
+def at_a_glance(found: dict[str, dict[str, Any]]) -> list[str]:
+    """The claims that have a verdict, and how many of each section have none yet."""
+    lines = ["## Verdicts at a glance", "", "| experiment | claim | verdict |", "| --- | --- | --- |"]
+    for heading, parts in SECTIONS.items():
+        verdicts = [v for part in parts for v in found.get(part.name, {}).get("verdicts", ())]
+        decided = [v for v in verdicts if v["outcome"] != OPEN]
+        where = f"[{heading}](#{anchor(heading)})"
+        lines += [f"| {where} | {with_names(v['claim'])} | **{v['outcome']}** |" for v in decided]
+        if pending := len(verdicts) - len(decided):
+            rest = f"{pending} {'other ' if decided else ''}{'claim' if pending == 1 else 'claims'}"
+            lines.append(f"| {where} | {rest} | inconclusive |")
+    return [*lines, ""]
+
+
+def section(heading: str, parts: list[Part], found: dict[str, dict[str, Any]], folder: Path) -> list[str]:
+    lines = [f"## {heading}", ""]
+    papers: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        if part.heading:
+            lines += [f"### {part.heading}", ""]
+        picture = part.name if (folder / f"{part.name}.svg").exists() else None
+        lines += result(part.name, found[part.name], picture)
+        for table in found[part.name]["tables"]:
+            if table.get("paper"):
+                papers.setdefault(table["paper"]["title"], table["paper"])
+    if papers:
+        lines += folded(
+            "The paper's own figures", [line for table in papers.values() for line in [*markdown(table), ""]]
+        )
+    return lines
+
+
+def result(name: str, found: dict[str, Any], picture: str | None) -> list[str]:
+    lines = [in_short(found), ""]
+    cost = list[str]()
     for table in found["tables"]:
-        lines += [*markdown(table), ""]
+        into = cost if readable(table["title"]).startswith(FOLDED) else lines
+        into += [*markdown(table), ""]
         if table.get("note"):
-            lines += [table["note"], ""]
-        if table.get("paper"):
-            lines += [*markdown(table["paper"]), ""]
+            into += [readable(table["note"]), ""]
     lines += judged(found["verdicts"])
     if picture:
-        lines += [f"![{found['title']}](results/{name}.svg)", ""]
-    lines.append(f"All numbers: [{name}.json](results/{name}.json).")
-    return reworded("\n".join(lines)) + "\n"
+        lines += [f"![{found['title']}](results/{picture}.svg)", ""]
+    if cost:
+        lines += folded("Time, memory and details", cost)
+    run = ["```", found["provenance"]["command"], "```", "", *described(found), ""]
+    return [*lines, *folded("How it was run", run), f"All numbers: [{name}.json](results/{name}.json).", ""]
 
 
 def judged(verdicts: list[dict[str, Any]]) -> list[str]:
     """Verdicts as a list; claims that lack the same thing for a verdict stand together below it."""
-    lines, open_claims = list[str](), dict[str, list[str]]()
+    lines, pending = list[str](), dict[str, list[str]]()
     for verdict in verdicts:
         numbers, _, missing = verdict["numbers"].partition("; no verdict because ")
+        said = f"{with_names(verdict['claim'])}: {with_names(numbers)}"
         if missing:
-            open_claims.setdefault(missing, []).append(f"- {verdict['claim']}: {numbers}")
+            pending.setdefault(with_names(missing), []).append(f"- {said}")
         else:
-            lines.append(f"- **{verdict['outcome']}**: {verdict['claim']}: {numbers}")
+            lines.append(f"- **{verdict['outcome'].capitalize()}**: {said}")
     lines += [""] if lines else []
-    for missing, claims in open_claims.items():
+    for missing, claims in pending.items():
         lines += [f"**Inconclusive**, because {missing}:", "", *claims, ""]
     return lines
 
 
-def described(found: dict[str, Any]) -> list[str]:
-    """The size, the budget, the data and the seeds, in words."""
-    runs = found["runs"]
-    size = [
-        f"{key.replace('_', ' ')} {grouped((r['task'], r['model'][key]) for r in runs)}" for key in runs[0]["model"]
-    ]
-    data = found["data"] if isinstance(found["data"], list) else [found["data"]]
-    sets = [f"{d['name']} ({d['source']}, {amounts(d, found['settings'])})" for d in data]
-    labels = dict.fromkeys(r["label"] for r in runs)
-    seeds = grouped((label, len({r["seed"] for r in runs if r["label"] == label})) for label in labels)
-    budget = grouped((r["task"], steps(r["budget"])) for r in runs)
-    return [
-        f"Model: {', '.join(size)}. Budget: {budget}. Data: {'; '.join(sets)}. Seeds: {seeds}. Parameters: "
-        f"{parameters(runs)}."
-    ]
+def folded(summary: str, lines: list[str]) -> list[str]:
+    return ["<details markdown>", f"<summary>{summary}</summary>", "", *lines, "</details>", ""]
 
 
-def amounts(record: dict[str, Any], settings: dict[str, Any]) -> str:
-    """How much was trained and tested on: tokens of a corpus, else rows."""
-    if "tokens" in record:
-        trained, tested, what = record["tokens"]["train"], record["tokens"]["validation"], "tokens"
-    else:
-        limit = int(settings["validation_rows"])
-        trained, tested, what = record["rows"]["train"], min(record["rows"]["validation"], limit), "rows"
-    return f"{trained:,} {what} to train on, {tested:,} to test on"
-
-
-def parameters(runs: list[dict[str, Any]]) -> str:
-    """Of each task the usual number, and who is further from it than 1 %."""
-    told = {}
-    for task in dict.fromkeys(r["task"] for r in runs):
-        counts = {r["label"]: r["parameters"] for r in runs if r["task"] == task}
-        usual = statistics.median_low(counts.values())
-        others = [
-            f"{label} {count / usual - 1:+.0%}" for label, count in counts.items() if abs(count / usual - 1) > 0.01
-        ]
-        told[task] = f"{usual:,}" + (f" ({', '.join(others)})" if others else "")
-    return grouped(told.items())
-
-
-def steps(budget: dict[str, Any]) -> str:
-    return f"{budget['steps']} steps of {budget['batch']}, learning rate {budget['learning_rate']}"
-
-
-def grouped(pairs: Iterable[tuple[str, Any]]) -> str:
-    """(name, value) in words: the value alone where all share it; else every value with the names that have it."""
-    names: dict[str, dict[str, None]] = {}  # ordered sets
-    for name, value in pairs:
-        names.setdefault(str(value), {})[name] = None
-    if len(names) == 1:
-        return next(iter(names))
-    return " and ".join(f"{value} ({', '.join(sharing)})" for value, sharing in names.items())
-
-
-# Words of results written by earlier versions.
-REWORDED = {
-    "seconds a step": "seconds per step",
-    "Seconds a step": "Seconds per step",
-    "nats a masked": "nats per masked",
-}
-
-
-def reworded(text: str) -> str:
-    for old, new in REWORDED.items():
-        text = text.replace(old, new)
-    return text
-
-
-def markdown(table: dict[str, Any]) -> list[str]:
-    """The table with attentions under their names and numbers to the right."""
-    shown = [[name_of(str(first)), *map(cell, rest)] for first, *rest in table["rows"]]
-    head = [f"**{table['title']}**", "", "| " + " | ".join(table["columns"]) + " |"]
-    return [
-        *head,
-        "| --- |" + " ---: |" * (len(table["columns"]) - 1),
-        *("| " + " | ".join(row) + " |" for row in shown),
-    ]
-
-
-def cell(value: Any) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def anchor(heading: str) -> str:
+    """As the site makes it: lower case, words joined by hyphens, the rest dropped."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return "-".join(kept.split())
 
 
 if __name__ == "__main__":

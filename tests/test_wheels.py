@@ -48,6 +48,12 @@ def test_every_platform_has_a_format() -> None:
     assert set(wheels["FORMATS"]) == set(build.TARGETS)
 
 
+def test_the_kernel_asks_for_no_runtime_library_of_its_compiler() -> None:
+    """The cross-compiler cannot link `__builtin_cpu_supports` into a shared library: cpu.h asks the processor itself."""
+    sources = {path.name: path.read_text() for path in build.SOURCES.iterdir()}
+    assert sources and not [name for name, text in sources.items() if "__builtin_cpu_supports(" in text]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not installed")
 @pytest.mark.parametrize("platform", build.TARGETS)

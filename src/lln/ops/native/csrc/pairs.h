@@ -1,6 +1,7 @@
 // Pairs of bfloat16, for CPUs that multiply them: a lane of 32 bits holds two numbers that follow each other along the depth of a
 // product, the earlier one in its lower half. Products are exact, and sums are in float.
 #pragma once
+#include "cpu.h"
 #include "simd.h"
 
 namespace LLN_ISA {
@@ -8,7 +9,10 @@ namespace LLN_ISA {
 #if defined(__AVX512F__)
 
 constexpr bool HAS_PAIRS = true;
-INLINE bool multiplies_pairs() { return __builtin_cpu_supports("avx512bf16"); }
+INLINE bool multiplies_pairs() {
+    static const bool found = cpu().bfloat16;  // asked once: the question is slow in a virtual machine
+    return found;
+}
 
 // By the instruction's name, so that only these few, and not all that is compiled here, need a CPU that has them.
 INLINE vf add_products(vf sum, vf a, vf b) {

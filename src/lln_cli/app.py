@@ -30,6 +30,7 @@ SUMMARY = {
     "evaluate": "Measure models side by side: similarity, retrieval, a probe, perplexity.",
     "tabular": "Give TabPFN linear attention, and measure it.",
     "reproduce": "Repeat the paper's tables and figures.",
+    "evidence": "Train softmax and linear attentions on eleven tasks.",
     "bench": "Measure speed and memory.",
     "gpu": "Compile the GPU kernels for cards that are not here.",
     "report": "Turn results into one self-contained page.",

@@ -1,0 +1,76 @@
+"""`lln evidence`: softmax against linear attentions on eleven tasks, resumable."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lln_cli.out_options import folder_to_write
+
+
+def evidence(
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder with the data sets; default: built-in data.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of the encoder that the task imdb converts.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: three.")] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder with earlier results: their runs are taken over."),
+    ] = None,
+    out: Annotated[Path, folder_to_write("Folder for runs and results.")] = Path("runs/evidence"),
+    list_: Annotated[bool, typer.Option("--list", help="Show what has run and what is left, and stop.")] = False,
+) -> None:
+    """Train softmax, LLN, LLN+Diag and near-far attention on eleven tasks. Resumes if interrupted."""
+    from lln_lab.evidence.plan import SEEDS, TASKS
+    from lln_lab.evidence.plan import task as named
+
+    chosen = [named(name) for name in task] if task else list(TASKS)
+    if list_:
+        _show(known or out)
+        return
+    for each in chosen:
+        if each.name == "imdb" and model is None:
+            if task:
+                raise typer.BadParameter(
+                    "the task imdb converts a pretrained encoder: give its folder", param_hint="--model"
+                )
+            Console().print("imdb left out: it needs --model", highlight=False)
+            continue
+        given = [*each.command(seeds or SEEDS), "--out", str(out / each.name)]
+        given += ["--data", data] if data and not each.embedded else []
+        given += ["--model", str(model)] if each.name == "imdb" else []
+        if known is not None and (before := known / f"{each.name}.json").exists():
+            given += ["--known", str(before)]
+        ended = subprocess.run([sys.executable, "-m", "lln_cli", *given], check=False).returncode
+        if ended:
+            raise typer.Exit(ended)
+        shutil.copy(out / each.name / f"{each.experiment}.json", out / f"{each.name}.json")
+    _show(out)
+
+
+def _show(folder: Path) -> None:
+    from lln_lab.evidence.ledger import ledger
+    from lln_lab.evidence.standing import Compared
+    from lln_lab.names import name_of
+
+    table = Table(title="Gain over softmax at equal steps", title_justify="left")
+    for column in ("task", "runs", "softmax"):
+        table.add_column(column)
+    names = ("lln", "lln_diag", "near_far")
+    for name in names:
+        table.add_column(name_of(name), justify="right")
+    for entry in ledger(folder):
+        row = [entry.task.title, f"{entry.done} of {entry.planned}"]
+        found = entry.standing
+        if found is None:
+            table.add_row(*row, "–", "–", "–", "–")
+            continue
+        gains: dict[str, Compared] = {one.attention: one for one in found.equal_steps}
+        told = [gains[name].gain.told(found.form) if name in gains else "–" for name in names]
+        table.add_row(*row, f"{found.softmax:{found.form}}", *told)
+    Console().print(table)

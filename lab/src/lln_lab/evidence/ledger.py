@@ -1,0 +1,42 @@
+"""What has run of the plan and what is left, from a folder with a result for each task: image.json, mlm.json, …"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lln_lab.evidence.plan import SEEDS, TASKS, Task
+from lln_lab.evidence.standing import Standing, standing
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task of the plan: how many of its runs have finished, what they cost, and what they say."""
+
+    task: Task
+    done: int
+    planned: int
+    minutes: float  # CPU minutes spent
+    standing: Standing | None  # None: softmax has not run yet
+
+    @property
+    def left(self) -> int:
+        return max(0, self.planned - self.done)
+
+
+def ledger(folder: Path) -> list[Entry]:
+    return [entry(task, _read(folder / f"{task.name}.json")) for task in TASKS]
+
+
+def entry(task: Task, found: dict[str, Any] | None) -> Entry:
+    planned = SEEDS * (len(task.attentions) + bool(task.equal_time)) * (4 if task.name == "glue" else 1)
+    if found is None:
+        return Entry(task, 0, planned, 0.0, None)
+    runs = found["runs"]
+    minutes = sum(run["cpu_seconds_per_step"] * run["steps"] / 60 for run in runs)
+    trained = any(run["label"] == "softmax" for run in runs)
+    return Entry(task, len(runs), planned, minutes, standing(task, found) if trained else None)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return dict(json.loads(path.read_text())) if path.exists() else None

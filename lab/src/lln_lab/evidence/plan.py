@@ -1,0 +1,54 @@
+"""The eleven tasks: which command trains each, for how long, and which attentions take part.
+
+A budget is one at which softmax has learned the task, as `lln_lab.experiments.evidence` defines it. Long inputs also have
+softmax with fewer steps, `softmax#750`: as many as fit into LLN+Diag's CPU time, for a comparison at equal time.
+"""
+
+from dataclasses import dataclass
+
+OURS = ("lln", "lln_diag", "near_far")
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str  # of the task, and of its result: image.json
+    title: str
+    length: int  # tokens of an input
+    arguments: tuple[str, ...]  # of `lln reproduce`, without attentions, seeds, data and folder
+    experiment: str  # the file that the command writes
+    attentions: tuple[str, ...] = ("softmax", *OURS)
+    equal_time: int | None = None  # steps of softmax that take LLN+Diag's time
+    embedded: bool = False  # generated data, whatever --data says
+
+    def command(self, seeds: int = SEEDS) -> list[str]:
+        """The arguments of `lln`, without data and folder."""
+        compared = [*self.attentions, *([f"softmax#{self.equal_time}"] if self.equal_time else [])]
+        named = [part for attention in compared for part in ("--attention", attention)]
+        return ["reproduce", *self.arguments, *named, "--seeds", str(seeds)]
+
+
+def _arena(task: str, steps: int, *more: str) -> tuple[str, ...]:
+    return ("table5", "--task", task, "--steps", str(steps), *more)
+
+
+TASKS = (
+    Task("image", "LRA Image", 1024, _arena("image", 2000, "--validation-rows", "5000"), "lra", equal_time=760),
+    Task("mlm", "Masked language model", 256, ("fig8", "--steps", "2000"), "fig8"),
+    Task("causal_lm", "Causal language model", 256, ("causal-lm", "--steps", "1000"), "causal_lm"),
+    Task("text", "LRA Text", 1024, _arena("text", 800, "--validation-rows", "5000"), "lra", equal_time=290),
+    Task("listops", "LRA ListOps", 256, _arena("listops", 2000, "--length", "256", "--validation-rows", "5000"), "lra"),
+    Task("cifar10", "ViT on CIFAR-10", 257, ("table3", "--task", "cifar10"), "table3"),
+    Task("pathfinder", "Pathfinder", 1024, _arena("pathfinder", 6000), "lra", equal_time=2100, embedded=True),
+    Task("retrieval", "Retrieval", 512, _arena("retrieval", 600), "lra", embedded=True),
+    Task("dogs_vs_cats", "Dogs vs cats", 257, ("table3", "--steps", "4000"), "table3"),
+    Task("glue", "GLUE, four tasks", 128, ("table1", "--pretraining-steps", "4000"), "table1"),
+    Task("imdb", "IMDb, a converted encoder", 512, ("imdb",), "imdb", attentions=("softmax", "lln_diag", "near_far")),
+)
+
+
+def task(name: str) -> Task:
+    found = {each.name: each for each in TASKS}
+    if name not in found:
+        raise ValueError(f"there is no task {name!r}; choose from: {', '.join(found)}")
+    return found[name]

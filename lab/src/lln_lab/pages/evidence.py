@@ -1,0 +1,145 @@
+"""`python -m lln_lab.pages.evidence docs` writes docs/evidence.md from the results in docs/results/evidence."""
+
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+from lln_lab.evidence.ledger import Entry, ledger
+from lln_lab.evidence.plan import OURS, SEEDS
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing
+from lln_lab.names import name_of
+from lln_lab.pages.tables import minus
+
+HEAD = """<!-- Made from the JSON in docs/results/evidence by `python -m lln_lab.pages.evidence docs`; do not edit. -->
+# Softmax against linear attention, task by task
+
+The same small models, trained from scratch with softmax, LLN, LLN+Diag and [near-far attention](near-far.md): same data
+order, budget, initialisation and number of weights, three seeds. Everything ran at CPU size and says nothing about large
+models.
+
+Numbers in brackets are 95 % intervals of the difference to softmax with the same seed, widened for the three attentions
+compared on a task (Bonferroni). **Ahead** and **behind** mean that the interval excludes zero; everything else is *not
+behind*, which with three seeds is a weak statement: look at the width of the interval.
+"""
+STEPS = (
+    "Accuracy in per cent (more is better) or loss in nats (less is better). Below it the gain over softmax; positive is "
+    "better in both."
+)
+TIME = (
+    "Softmax trains for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there. The others train as "
+    "above."
+)
+WORDS = {AHEAD: "**ahead**", BEHIND: "**behind**", ALIKE: "not behind"}
+
+
+def page(folder: Path) -> str:
+    entries = ledger(folder)
+    judged = [entry.standing for entry in entries if entry.standing is not None and not entry.standing.lacks]
+    lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries), *ranks(judged)]
+    return "\n".join([*lines, *what_ran(entries)]).rstrip() + "\n"
+
+
+def in_short(judged: list[Standing], planned: int) -> list[str]:
+    """How many tasks decide what; nothing is said before a task has three seeds and softmax has learned it."""
+    if not judged:
+        return [f"No task of {planned} has three seeds yet.", ""]
+    lines = [
+        "## In short",
+        "",
+        f"{len(judged)} of {planned} tasks have three seeds and a softmax that has learned.",
+        "",
+    ]
+    for name in OURS:
+        at_steps = [one for each in judged for one in each.equal_steps if one.attention == name]
+        at_time = [one for each in judged for one in each.equal_time if one.attention == name]
+        told = f"- **{name_of(name)}**: at equal steps {_counted(at_steps)}"
+        lines.append(told + (f"; at equal time {_counted(at_time)}" if at_time else "") + ".")
+    return [*lines, ""]
+
+
+def _counted(compared: Iterable[Compared]) -> str:
+    outcomes = [one.outcome for one in compared]
+    parts = [f"{outcomes.count(what)} {what}" for what in (AHEAD, ALIKE, BEHIND) if what in outcomes]
+    return ", ".join(parts) if parts else "not measured"
+
+
+def equal_steps(entries: list[Entry]) -> list[str]:
+    rows = [
+        _row(found, found.softmax, found.steps, found.equal_steps) for entry in entries if (found := entry.standing)
+    ]
+    return ["## At equal steps", "", STEPS, "", *_table(rows)] if rows else []
+
+
+def equal_time(entries: list[Entry]) -> list[str]:
+    rows = [
+        _row(found, *found.softmax_in_time, found.equal_time)
+        for entry in entries
+        if (found := entry.standing) and found.softmax_in_time
+    ]
+    return ["## At equal time", "", TIME, "", *_table(rows)] if rows else []
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    head = ["task", "tokens", "steps of softmax", "softmax", *map(name_of, OURS)]
+    return [
+        "| " + " | ".join(head) + " |",
+        "| --- |" + " ---: |" * (len(head) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+
+
+def _row(found: Standing, softmax: float, steps: int, compared: tuple[Compared, ...]) -> list[str]:
+    of = {one.attention: one for one in compared}
+    cells = [found.task.title + _lacking(found), f"{found.task.length:,}", f"{steps:,}", f"{softmax:{found.form}}"]
+    return cells + [_cell(of[name], found) if name in of else "–" for name in OURS]
+
+
+def _lacking(found: Standing) -> str:
+    return f" <br>*{found.lacks[0]}*" if found.lacks else ""
+
+
+def _cell(one: Compared, found: Standing) -> str:
+    outcome = "" if found.lacks or one.outcome not in WORDS else f" {WORDS[one.outcome]}"
+    return minus(f"{one.score:{found.form}}<br>{one.gain.told(found.form)}{outcome}")
+
+
+def ranks(judged: list[Standing]) -> list[str]:
+    if len(judged) < 2:
+        return []
+    found = [each.ranks() for each in judged]
+    names = [name for name in ("softmax", *OURS) if all(name in each for each in found)]
+    means = sorted((fmean(each[name] for each in found), name) for name in names)
+    told = ", ".join(f"{name_of(name)} {mean:.1f}" for mean, name in means)
+    return [
+        "## Mean rank",
+        "",
+        f"Over the {len(judged)} tasks with a verdict, at equal steps, by mean score (1 is best): {told}.",
+        "",
+    ]
+
+
+def what_ran(entries: list[Entry]) -> list[str]:
+    lines = [
+        "## What ran, and what is left",
+        "",
+        "`lln evidence --data DATA` runs what is missing and resumes where it was stopped; `--known docs/results/evidence` takes "
+        f"over the runs below. {SEEDS} seeds are planned.",
+        "",
+        "| task | runs | CPU minutes | minutes per run, softmax and LLN+Diag | command |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for entry in entries:
+        each = entry.standing.minutes if entry.standing else {}
+        both = ", ".join(f"{each[name]:.1f}" if name in each else "–" for name in ("softmax", "lln_diag"))
+        file = f"[{entry.task.title}](results/evidence/{entry.task.name}.json)" if entry.done else entry.task.title
+        command = f"`lln {shlex.join(entry.task.command())}`"
+        lines.append(f"| {file} | {entry.done} of {entry.planned} | {entry.minutes:,.0f} | {both} | {command} |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    docs = Path(sys.argv[1])
+    (docs / "evidence.md").write_text(page(docs / "results" / "evidence"))

@@ -1,0 +1,102 @@
+"""The standing of a task from its runs: differences seed by seed, equal time, ranks, and what is still missing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lln.results import write_result
+from lln_cli.app import app
+from lln_lab.cli.reproduce_training import app as reproduce
+from lln_lab.evidence.ledger import entry, ledger
+from lln_lab.evidence.plan import TASKS, task
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, standing
+from lln_lab.pages.evidence import page
+
+
+def run(label: str, seed: int, accuracy: float, steps: int = 2000, name: str = "image") -> dict[str, Any]:
+    return {
+        "task": name, "label": label, "attention": label.split(" ")[0], "seed": seed, "steps": steps,
+        "cpu_seconds_per_step": 0.3 if label.startswith("softmax") else 0.1,
+        "evaluation": {"loss": 2.0, "accuracy": accuracy}, "data": {"guessing": 0.1},
+    }  # fmt: skip
+
+
+def runs(seeds: int = 3) -> list[dict[str, Any]]:
+    """LLN+Diag three points ahead, LLN three behind, near-far on a par; softmax with a third of the steps much worse."""
+    found = []
+    for seed in range(seeds):
+        common, noise = 0.30 + 0.04 * seed, 0.001 * (-1) ** seed
+        found += [
+            run("softmax", seed, common), run("lln_diag", seed, common + 0.03 + noise),
+            run("lln", seed, common - 0.03 + noise), run("near_far", seed, common + 3 * noise),
+            run("softmax (760 steps)", seed, common - 0.1 + noise, 760),
+        ]  # fmt: skip
+    return found
+
+
+def test_attentions_are_compared_with_softmax_of_the_same_seed() -> None:
+    found = standing(task("image"), {"runs": runs()})
+    assert {one.attention: one.outcome for one in found.equal_steps} == {
+        "lln_diag": AHEAD, "lln": BEHIND, "near_far": ALIKE
+    }  # fmt: skip
+    gained = {one.attention: one.gain.mean for one in found.equal_steps}
+    assert gained["lln_diag"] == pytest.approx(3.03, abs=0.01) and gained["lln"] == pytest.approx(-2.97, abs=0.01)
+    assert not found.lacks and found.softmax == pytest.approx(34.0)
+    assert found.ranks() == {"lln_diag": 1, "near_far": 2, "softmax": 3, "lln": 4}
+
+
+def test_at_equal_time_softmax_has_the_steps_that_fit() -> None:
+    found = standing(task("image"), {"runs": runs()})
+    assert found.softmax_in_time == (pytest.approx(24.03, abs=0.01), 760)
+    assert all(one.outcome == AHEAD for one in found.equal_time)
+    assert found.minutes["softmax (760 steps)"] == pytest.approx(3.8) and found.minutes["lln_diag"] < 3.8
+
+
+def test_less_loss_is_better() -> None:
+    given = [{**r, "task": "mlm", "evaluation": {"loss": r["evaluation"]["accuracy"]}} for r in runs()]
+    given = [{**r, "data": {"guessing": 2.0}} for r in given if r["label"] in ("softmax", "lln", "lln_diag")]
+    found = standing(task("mlm"), {"runs": given})
+    assert {one.attention: one.outcome for one in found.equal_steps} == {"lln_diag": BEHIND, "lln": AHEAD}
+    assert found.ranks() == {"lln": 1, "softmax": 2, "lln_diag": 3}
+
+
+def test_nothing_is_decided_by_two_seeds_or_before_softmax_has_learned() -> None:
+    few = standing(task("image"), {"runs": runs(seeds=2)})
+    assert {one.outcome for one in few.equal_steps} == {OPEN} and "3 seeds" in few.lacks[0]
+    early = [{**r, "evaluation": {"accuracy": r["evaluation"]["accuracy"] - 0.2}} for r in runs()]
+    assert "softmax has not learned" in standing(task("image"), {"runs": early}).lacks[0]
+
+
+def test_several_tasks_count_by_their_mean() -> None:
+    given = [run("softmax", 0, 0.8, name="sst2"), run("softmax", 0, 0.6, name="qnli"), run("lln", 0, 0.7, name="sst2")]
+    found = standing(task("glue"), {"runs": [*given, run("lln", 0, 0.6, name="qnli")]})
+    assert found.softmax == pytest.approx(70.0) and found.equal_steps[0].gain.mean == pytest.approx(-5.0)
+
+
+def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> None:
+    write_result(tmp_path / "image.json", {"runs": runs()})
+    found = {each.task.name: each for each in ledger(tmp_path)}
+    assert (found["image"].done, found["image"].left) == (15, 0) and found["text"].left == 15
+    assert entry(task("glue"), None).planned == 48
+    text = page(tmp_path)
+    assert "1 of 11 tasks have three seeds" in text and "15 of 15" in text and "0 of 15" in text
+    assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text
+    assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
+
+
+@pytest.mark.parametrize("planned", TASKS, ids=lambda each: each.name)
+def test_a_planned_command_is_one_that_exists(planned: Any) -> None:
+    group: Any = typer.main.get_command(reproduce)
+    _, name, *arguments = planned.command()
+    more = ["--model", "."] if name == "imdb" else []
+    context = group.commands[name].make_context(name, [*arguments, *more])
+    assert context.params["seeds"] == 3
+
+
+def test_unknown_tasks_and_a_missing_model_are_refused_in_words() -> None:
+    for arguments, told in ((["--task", "imge"], "choose from: image, mlm"), (["--task", "imdb"], "give its folder")):
+        result = CliRunner().invoke(app, ["evidence", *arguments], env={"COLUMNS": "200"})
+        assert result.exit_code == 2 and told in " ".join(result.output.split())

@@ -125,8 +125,8 @@ def what_ran(entries: list[Entry]) -> list[str]:
     lines = [
         "## What ran, and what is left",
         "",
-        "`lln evidence --data DATA` runs what is missing and resumes where it was stopped; `--known docs/results/evidence` takes "
-        f"over the runs below. {SEEDS} seeds are planned.",
+        "`lln evidence --data DATA` runs what is missing and resumes where it was stopped; "
+        f"`--known docs/results/evidence` takes over the runs below. {SEEDS} seeds are planned.",
         "",
         "| task | runs | CPU minutes | minutes per run, softmax and LLN+Diag | command |",
         "| --- | ---: | ---: | ---: | --- |",

@@ -9,10 +9,10 @@ from lln_lab.experiments.judge import verdicts
 from lln_lab.experiments.verdict import OPEN
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
-JUDGED = [path for path in sorted(RESULTS.glob("*.json")) if '"verdicts": [' in path.read_text()]
+JUDGED = [path for path in sorted(RESULTS.rglob("*.json")) if '"verdicts": [' in path.read_text()]
 
 
-@pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", JUDGED, ids=lambda path: path.relative_to(RESULTS).with_suffix("").as_posix())
 def test_the_committed_verdicts_follow_from_the_committed_numbers(path: Path) -> None:
     found = json.loads(path.read_text())
     again = verdicts(found)

@@ -50,13 +50,14 @@ class Row:
 def gather(folder: Path) -> list[Row]:
     """Every attention with its default options that was trained beside softmax, from the results in `folder`."""
     rows = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.rglob("*.json")):
         data = json.loads(path.read_text())
         if data.get("experiment") not in EXPERIMENTS:
             continue
-        runs = [run for run in data["runs"] if not run["options"] and run.get("evaluation")]
+        # a label that is more than the attention's name: options, or steps of its own
+        runs = [run for run in data["runs"] if run["label"] == run["attention"] and run.get("evaluation")]
         for task in dict.fromkeys(run["task"] for run in runs):
-            rows += _of_task([run for run in runs if run["task"] == task], path.name)
+            rows += _of_task([run for run in runs if run["task"] == task], path.relative_to(folder).as_posix())
     return rows
 
 

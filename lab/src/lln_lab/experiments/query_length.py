@@ -24,6 +24,7 @@ from lln.zoo.mechanism import Mechanism, Shape
 from lln.zoo.registry import member
 from lln_lab import colours
 from lln_lab.experiments.verdict import FAILS, HOLDS, Verdict
+from lln_lab.names import name_of
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"directions": 24, "tokens": (64, 128, 256), "dim": 64, "seeds": 2},
@@ -157,7 +158,8 @@ def draw(data: dict[str, Any]) -> Any:
     curves.set(xscale="log", xlabel="length of the query, |q| / √d", title="entropy of its row [bits]")
     curves.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
     curves.minorticks_off()
-    bars.barh(order, [data["members"][name]["follows"] for name in order], color=[_style(name)[0] for name in order])
+    follows = [data["members"][name]["follows"] for name in order]
+    bars.barh([name_of(name) for name in order], follows, color=[_style(name)[0] for name in order])
     bars.set(xlabel="fall of the entropy, as a share of softmax's", title="who follows the length of the query")
     bars.tick_params(axis="y", labelsize=8)
     bars.grid(axis="y", visible=False)
@@ -169,7 +171,7 @@ def draw(data: dict[str, Any]) -> Any:
 
 
 def _style(name: str) -> tuple[str, float]:
-    return (colours.of(name), 2.2) if name in colours.OWN else ("#b5b5b5", 0.9)
+    return (colours.of(name), 2.2) if name in (*colours.OWN, "near_far") else ("#b5b5b5", 0.9)
 
 
 def _unit(x: Any) -> Tensor:

@@ -22,6 +22,7 @@ DRAWN_BY = {
         "fig10": f"{EXPERIMENTS}.table3",
         "table3": f"{EXPERIMENTS}.table3",
         "length": f"{EXPERIMENTS}.length",
+        "query_length": f"{EXPERIMENTS}.query_length",
     },
     **{"gaussian": f"{EXPERIMENTS}.gaussian", "sensitivity": f"{EXPERIMENTS}.sensitivity"},
     **{"demo": f"{EXPERIMENTS}.demo", "kernels": "lln_lab.bench.kernels_plot"},

@@ -1,0 +1,58 @@
+"""`python -m lln_lab.pages.query_length docs` writes docs/query-length.md from docs/results/query_length.json."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lln_lab.names import in_sentence, name_of
+from lln_lab.pages.tables import minus
+
+HEAD = """<!-- Made from docs/results/query_length.json by `python -m lln_lab.pages.query_length docs`; do not edit. -->
+# Who forgets the length of the query?
+
+Softmax attends more sharply when the query is longer: with \\(q = |q|\\,u\\), its weights are \\(P_j \\propto \\exp(|q|\\, u \\cdot k_j / \\sqrt d)\\). The length of a query
+is therefore how a model asks for one token rather than for an average.
+
+Linear attention weighs keys by \\(\\phi(q) \\cdot \\phi(k_j)\\), divided by their sum. If the features are homogeneous, \\(\\phi(|q| u) = |q|^p \\phi(u)\\), the length stands above
+and below the fraction and cancels: such an attention cannot tell a long query from a short one. The exponential features of LLN are not homogeneous.
+
+![Entropy of a row against the length of its query](results/query_length.svg)
+
+Each sequence holds queries of {count} lengths in the same random directions, from √d/4 to 4√d, and Gaussian keys (d = {dim}, {seeds} seeds). *Follows* is how far the mean entropy
+of a row falls from the shortest to the longest queries, as a share of softmax's fall.
+"""
+COLUMNS = ("attention", "follows", "entropy at √d/4", "at √d", "at 4√d", "gap at √d/4", "at 4√d")
+TAIL = """
+Members with learned weights (marked *) are measured as they start, before training. Entropies are in bits. A gap, 1 − |λ₂|, is that of a matrix whose queries all have the given
+length; it needs rows of positive weights that sum to one.
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    head = HEAD
+    for name, value in (("count", len(found["lengths"])), ("dim", found["dim"]), ("seeds", found["seeds"])):
+        head = head.replace(f"{{{name}}}", str(value))
+    members = sorted(found["members"].items(), key=lambda pair: -pair[1]["follows"])
+    lines = [head, "| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
+    lines += ["| " + " | ".join(row(name, one)) + " |" for name, one in members]
+    lines += [TAIL]
+    lines += [f"- **{v['outcome'].capitalize()}**: {in_sentence(v['claim'])}" for v in found["verdicts"]]
+    why = {reason: [n for n, r in found["not_measured"].items() if r == reason] for reason in found["not_measured"].values()}
+    left_out = "; ".join(f"{', '.join(map(name_of, names))} ({reason})" for reason, names in why.items())
+    command = found["provenance"]["command"]
+    lines += ["", f"Not measured: {left_out}.", "", f"`{command}`, [query_length.json](results/query_length.json)."]
+    return "\n".join(lines) + "\n"
+
+
+def row(name: str, one: dict[str, Any]) -> list[str]:
+    entropy, gap = one["by_length_of_query"], one["by_temperature"]["gap"]
+    middle = len(entropy) // 2
+    numbers = [one["follows"], entropy[0], entropy[middle], entropy[-1], gap[0], gap[-1]]
+    told = ["–" if x is None else minus(f"{x:.2f}") for x in numbers]
+    return [name_of(name) + ("*" if one["learned"] else ""), *told]
+
+
+if __name__ == "__main__":
+    docs = Path(sys.argv[1])
+    (docs / "query-length.md").write_text(page(json.loads((docs / "results" / "query_length.json").read_text())))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lln_cli.quiet import quiet_libraries
 from lln_cli.terminal import whole_numbers
 from lln_lab.cli import reproduce
 from lln_lab.cli.reproduce import app
@@ -29,6 +30,10 @@ ArenaOption = Annotated[
     list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder or image; may be repeated.")
 ]
 LengthOption = Annotated[int | None, typer.Option(min=16, help="Tokens of a text, a list or an article.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A BERT encoder: a folder in Hugging Face's layout (all-MiniLM-L6-v2), or a name on the hub."),
+]
 RecallOption = Annotated[list[str] | None, typer.Option(help="recall or needle; may be repeated.")]
 LengthsOption = Annotated[str | None, typer.Option(help="Lengths, separated by commas; default: the preset's.")]
 
@@ -163,6 +168,18 @@ def causal_lm(choice: Choice, *, tokenizer: TokenizerOption = None) -> None:
     )
 
 
+def imdb(choice: Choice, *, model: ModelOption = None, length: LengthOption = None) -> None:
+    """Open question: a pretrained encoder, converted and fine-tuned on long reviews, against its softmax self."""
+    quiet_libraries()  # who loads an encoder without its pooler is told so, at length
+    from lln_lab.experiments import imdb as experiment
+
+    settings = choice.settings(experiment.PRESETS, length=length)
+    if choice.check:
+        check(lambda: experiment.planned(settings, model))
+        return
+    _run("imdb", choice, experiment, settings, model=model)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "fig8": fig8,
     "table1": table1,
@@ -176,6 +193,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sensitivity": sensitivity,
     "gaussian": gaussian,
     "causal-lm": causal_lm,
+    "imdb": imdb,
 }
 for _name, _function in COMMANDS.items():
     app.command(_name)(training_command(_function))
@@ -213,7 +231,7 @@ def table2(
 
 
 def everything(choice: Choice) -> None:
-    """Every table and figure, then the report. Resumes if interrupted.
+    """Every table and figure, then the report. Resumes if interrupted. Not part of it: imdb, which needs a model.
 
     --data is a folder that contains wikitext2, glue, dogs-vs-cats, imdb and cifar10. Retrieval of Long Range Arena also needs
     AAN's tsv files.

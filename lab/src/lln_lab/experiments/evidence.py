@@ -6,7 +6,8 @@ least half of the way from guessing to what the paper reports for softmax:
     score  >=  guess + (paper - guess) / 2
 
 where a guesser always names the most frequent class of the validation rows. Of pre-training the paper gives a curve and no
-number: there softmax has to be half a nat below a guesser who knows how frequent each token is and nothing else.
+number: there softmax has to be half a nat below a guesser who knows how frequent each token is and nothing else. Tasks that
+the paper does not have need a score that is ours (`OUR_SOFTMAX`).
 """
 
 import math
@@ -28,6 +29,7 @@ PAPER_SOFTMAX = {
     "dogs_vs_cats": 0.8137,  # Table 3
     "text": 0.6041, "listops": 0.3805, "retrieval": 0.7995, "pathfinder": 0.713, "image": 0.372,  # Table 5
 }  # fmt: skip
+OUR_SOFTMAX = {"imdb": 0.80}  # tasks that are not in the paper: the score itself, chosen by us
 METRICS = ("accuracy", "matthews", "pearson")
 
 
@@ -72,13 +74,16 @@ def _learning(results: Sequence[Mapping[str, Any]], task: str, learner: str) -> 
             told = f"loss {reached:.3f}; needed: {needed:.3f}, {NATS} below guessing by frequency"
             return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
         return []
-    if task not in PAPER_SOFTMAX:
+    if task not in PAPER_SOFTMAX and task not in OUR_SOFTMAX:
         return ["the paper reports no softmax score for this task"]
     reached = mean_and_spread([_score(r) for r in results])[0]
-    needed = guess + (PAPER_SOFTMAX[task] - guess) / 2
+    if task in OUR_SOFTMAX:
+        needed, why = OUR_SOFTMAX[task], "chosen for a task that the paper does not have"
+    else:
+        needed = guess + (PAPER_SOFTMAX[task] - guess) / 2
+        why = f"halfway from guessing, {100 * guess:.1f} %, to the paper's {100 * PAPER_SOFTMAX[task]:.1f} %"
     if math.isnan(reached) or reached < needed:
-        told = f"{100 * reached:.1f} %; needed: {100 * needed:.1f} %, halfway from guessing, {100 * guess:.1f} %, "
-        told += f"to the paper's {100 * PAPER_SOFTMAX[task]:.1f} %"
+        told = f"{100 * reached:.1f} %; needed: {100 * needed:.1f} %, {why}"
         return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
     return []
 

@@ -27,6 +27,7 @@ from lln_lab.experiments import (
     fig9,
     fig10b,
     gaussian,
+    imdb,
     lra,
     sensitivity,
     table1,
@@ -47,6 +48,7 @@ OF_RUNS: dict[str, Callable[[list[Found]], list[Verdict]]] = {
     "fig10": table3.ablation_verdicts,
     "fig10b": fig10b.verdicts,
     "lra": lra.verdicts,
+    "imdb": imdb.verdicts,
     "length": lambda _: [],
     "gaussian": lambda runs: gaussian.verdicts([x["look"] for r in runs for x in r["history"] if "look" in x]),
     "sensitivity": lambda runs: [

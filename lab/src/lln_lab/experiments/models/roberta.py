@@ -211,8 +211,7 @@ class LongClassifier(nn.Module):
 
     def pooled(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """The mean over the tokens that count, normalised."""
-        counts = torch.ones_like(hidden[..., :1]) if mask is None else mask[..., None].to(hidden.dtype)
-        mean: Tensor = self.normalise((hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1))
+        mean: Tensor = self.normalise(mean_of(hidden, mask))
         return mean
 
     def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -239,6 +238,12 @@ class Finder(nn.Module):
         logits: Tensor = self.head(self.encoder(input_ids).last_hidden_state[asked])
         loss = F.cross_entropy(logits.float(), labels[asked])
         return {"loss": loss, "logits": logits.unflatten(0, (input_ids.shape[0], -1))}
+
+
+def mean_of(hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(B, N, E) -> (B, E): the mean over the tokens that count."""
+    counts = torch.ones_like(hidden[..., :1]) if mask is None else mask[..., None].to(hidden.dtype)
+    return (hidden * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
 
 
 def classification_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:

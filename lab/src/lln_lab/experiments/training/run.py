@@ -10,6 +10,7 @@ Under torchrun or accelerate the same run is spread over the processes, with the
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -129,13 +130,16 @@ def _train(
         first = trainer.data_collator([held_out[i] for i in range(min(len(held_out), run.budget.batch))])
         trainer.add_callback(Looks(*look, first))
     trainer.train(resume_from_checkpoint=newest(folder))
+    begun = time.process_time()
     evaluation = _evaluation(trainer.evaluate())
+    evaluated = time.process_time() - begun
     result = {
         **described(run),
         "parameters": count_parameters(model),
         "steps": run.budget.steps,
         "seconds_per_step": statistics.median(times.clock) if times.clock else None,
         "cpu_seconds_per_step": statistics.median(times.processor) if times.processor else None,
+        "evaluation_cpu_seconds": evaluated,
         "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "history": [_entry(x) for x in trainer.state.log_history if "train_runtime" not in x],
         "evaluation": evaluation,

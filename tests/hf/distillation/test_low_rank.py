@@ -85,17 +85,17 @@ def test_the_teacher_does_not_see_the_updates() -> None:
 
 
 def test_what_is_wanted_stays_what_the_original_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lln.hf.distillation.train import Training
+    from lln.hf.distillation.teacher import Teacher
 
     seen: list[torch.Tensor] = []
-    wanted = Training._wanted
+    wanted = Teacher.output
 
-    def watch(self: Training, batch: Any) -> Any:
+    def watch(self: Teacher, batch: Any) -> Any:
         found = wanted(self, batch)
         seen.append(found.last_hidden_state)
         return found
 
-    monkeypatch.setattr(Training, "_wanted", watch)
+    monkeypatch.setattr(Teacher, "output", watch)
     distil(converted(), [inputs("bert")], steps=6, stage="end_to_end", passes=1, progress=False, low_rank=RANK)
     assert len(seen) == 6 and all(torch.equal(x, seen[0]) for x in seen)
 

@@ -1,7 +1,6 @@
 """The training loop of a distillation: both stages, with checkpoints and an exact resume."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lln.conversion.plan import LAYERS, Plan
-from lln.hf.conversion.watching import watching
 from lln.hf.distillation.checkpoint import load_checkpoint, save_checkpoint
-from lln.hf.distillation.losses import (
-    Batch,
-    Others,
-    backward_of_layers,
-    capture_layers,
-    end_to_end_loss,
-    others_of,
-    without_labels,
-)
+from lln.hf.distillation.losses import Batch, backward_of_layers, end_to_end_loss
 from lln.hf.distillation.low_rank import LowRank
+from lln.hf.distillation.teacher import Teacher
 from lln.hf.modules import attention_modules
 
 OnStep = Callable[[str, int, list[float]], None]
@@ -42,9 +33,8 @@ class Training:
         every: int,
         updates: LowRank | None = None,
     ) -> None:
-        self.model, self.teacher, self.batches = model, teacher, batches
+        self.model, self.teacher, self.batches = model, Teacher(teacher, updates), batches
         self.parameters, self.settings, self.folder, self.every = parameters, settings, folder, every
-        self.updates = updates
         self.pairs = _pairs(model, teacher)
         self.attention = model.config._attn_implementation
         self.kept: tuple[tuple[str, int] | None, list[Any]] = (None, [])  # which group, and what the teacher did there
@@ -90,11 +80,11 @@ class Training:
         if stage == LAYERS:
             errors = backward_of_layers(shown[plan.member(step)], self.attention)
         else:
-            batch, wanted, others = shown[plan.member(step)]
-            wanted = self._wanted(batch) if wanted is None else wanted
+            one = shown[plan.member(step)]
+            wanted = self.teacher.wanted(one)
             low = self.settings["precision"] == "bfloat16"
             with torch.autocast(self.model.device.type, torch.bfloat16, enabled=low):
-                loss = end_to_end_loss(self.model, wanted, batch, others)
+                loss = end_to_end_loss(self.model, wanted, one.batch, one.others)
             loss.backward()  # type: ignore[no-untyped-call]
             errors = [float(loss.detach())]
         optimizer.step()
@@ -108,29 +98,11 @@ class Training:
             chosen = [self.batches[i] for i in plan.members(group)]
             shown: list[Any]
             if stage == LAYERS:
-                with self._own_weights():
-                    shown = [capture_layers(self.teacher, self.pairs, batch) for batch in chosen]
+                shown = [self.teacher.layers(self.pairs, batch) for batch in chosen]
             else:
-                shown = self._outputs(chosen)
+                shown = self.teacher.outputs(chosen)
             self.kept = ((stage, group), shown)
         return self.kept[1]
-
-    def _outputs(self, batches: list[Batch]) -> list[tuple[Batch, Any, Others | None]]:
-        """The teacher's outputs, or None where they are as wide as a vocabulary: those are made anew each time."""
-        if self.teacher.get_output_embeddings() is not None:
-            return [(batch, None, None) for batch in batches]
-        outputs = [self._wanted(batch) for batch in batches]
-        others = others_of(outputs, batches)
-        return [(batch, wanted, others) for batch, wanted in zip(batches, outputs, strict=True)]
-
-    @torch.no_grad()
-    def _wanted(self, batch: Batch) -> Any:
-        with self._own_weights(), watching(self.teacher, lambda call, out: None):
-            return self.teacher(**without_labels(batch))
-
-    def _own_weights(self) -> AbstractContextManager[None]:
-        """The teacher may be the model itself: it teaches without what the model learns of new weights."""
-        return nullcontext() if self.updates is None else self.updates.off()
 
     @torch.no_grad()
     def _keep_mixing_inside(self) -> None:

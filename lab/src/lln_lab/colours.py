@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lln_lab.names import LABELS
+
 # (on a light page and in pictures, on a dark page): apart for colour-blind readers, and readable against both
 PALETTE = (
     ("#3c4350", "#d3d9e3"),
@@ -34,7 +36,6 @@ ALIASES = {
     "sdpa": "softmax",
     "softmax (sdpa)": "softmax",
     "original": "softmax",
-    "lln+diag": "lln_diag",
     "lln_entropy": "lln",
     "native": "lln",
     "native + diag": "lln_diag",
@@ -44,6 +45,7 @@ ALIASES = {
     "lln_paper": "lln (target=paper)",
     "lln_unmatched": "lln (unmatched)",
 }
+_BY_NAME = {shown.lower(): name for name, shown in LABELS.items()}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
     variants: dict[str, int] = {}
     unknown = []
     for label in dict.fromkeys(labels):
-        known = ALIASES.get(label.lower(), label.lower())
+        known = _known(label.lower())
         base = re.split(r"[ (:@]", known)[0]
         if base not in OWN and base not in OTHERS:
             unknown.append(label)
@@ -96,6 +98,13 @@ def tinted(colour: str, share: float) -> str:
 def as_css() -> str:
     """The palette as custom properties --c0, --c1, ... that follow the page's theme."""
     return "".join(f"--c{i}: light-dark({light}, {dark});" for i, (light, dark) in enumerate(PALETTE))
+
+
+def _known(label: str) -> str:
+    """The name under which the table has an attention, given that or the one a reader knows: "lln+diag (target=paper)"."""
+    base, parenthesis, options = label.partition(" (")
+    label = _BY_NAME.get(base, base) + parenthesis + options
+    return ALIASES.get(label, label)
 
 
 def _pairs() -> list[tuple[int, int]]:

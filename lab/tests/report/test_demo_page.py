@@ -13,6 +13,7 @@ from lln_lab import colours
 from lln_lab.experiments import demo
 from lln_lab.experiments.demo_headline import headline, limits, size, times
 from lln_lab.experiments.maps import Layer, attention_maps
+from lln_lab.names import name_of
 from lln_lab.report import write
 
 
@@ -103,6 +104,7 @@ def test_the_page_opens_with_its_news(browser: Any, tmp_path: Path) -> None:
             ]
             verdicts, maps = (page.get_by_text(heading, exact=True).first for heading in ("Verdicts", "Attention maps"))
             assert verdicts.bounding_box()["y"] > page.locator("figure.maps").bounding_box()["y"]
+            assert verdicts.bounding_box()["y"] < page.get_by_text("Training", exact=True).last.bounding_box()["y"]
             assert maps.is_visible() and page.get_by_text("What this cannot say").is_visible()
             assert page.get_by_text("wikitext").count() == 0
             _same_colours(page, dark=theme == "dark")
@@ -114,7 +116,7 @@ def _same_colours(page: Any, dark: bool) -> None:
     for name in colours.OWN:
         light, shaded = colours.PALETTE[colours.OWN[name]]
         expected = tuple(int((shaded if dark else light)[i : i + 2], 16) for i in (1, 3, 5))
-        line = plot.locator(f"path.line[data-label={name}]")
+        line = plot.locator(f"path.line[data-label='{name_of(name)}']")
         assert line.evaluate("it => getComputedStyle(it).stroke") == "rgb({}, {}, {})".format(*expected)
         if name != "softmax":
             shown = page.locator(f".figures .colour-{colours.OWN[name]} b").first

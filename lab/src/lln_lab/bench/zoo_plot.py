@@ -4,7 +4,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
+from lln_lab.experiments.figure import legend, lengths_along, looks, panels, plain_log
+from lln_lab.names import name_of
 
 PANELS = (("step_seconds", "seconds per training step", 1.0), ("peak_bytes", "peak memory [GB]", 1e9))
 EMPHASIS = ("softmax", "lln", "lln_diag")
@@ -27,8 +28,9 @@ def draw(result: dict[str, Any]) -> Figure:
                 ]
                 if points:
                     width = 2.5 if member in EMPHASIS else 1.0
-                    axis.loglog(*zip(*sorted(points), strict=True), label=name_of(member), lw=width, **look[member])
+                    axis.plot(*zip(*sorted(points), strict=True), label=name_of(member), lw=width, **look[member])
             axis.set_title(f"{shape}: {label}")
+            plain_log(axis)
             lengths_along(axis, (r["length"] for r in result["rows"] if r["shape"] == shape))
     legend(figure, axes)
     return figure

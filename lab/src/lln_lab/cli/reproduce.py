@@ -11,6 +11,7 @@ import typer.core
 from rich.console import Console
 
 from lln_cli.out_options import folder_to_write
+from lln_lab.cli.verdicts import say
 
 
 class Ordered(typer.core.TyperGroup):
@@ -128,8 +129,5 @@ def _finish(
     written = write_result(out / f"{name}.json", data, seed)
     drawn = save(draw, data, out / f"{name}.png")
     console = Console()
-    for verdict in data["verdicts"]:
-        colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
-        console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
-        console.print(f"  {verdict['numbers']}", highlight=False)
+    say(data["verdicts"], console)
     console.print(f"{written} and {drawn} written", highlight=False)

@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+from lln_lab.cli.verdicts import say
+from lln_lab.names import name_of, task_of
 
 MISSING_DATA = 3  # exit code
 PAPERS = "paper"  # for --attention: those of the paper's table
@@ -224,18 +226,16 @@ def show(found: dict[str, Any], console: Console) -> None:
             console.print(f"[dim]{given['note']}[/]", highlight=False)
         if given.get("paper"):
             _print_table(given["paper"], console)
-    for verdict in found.get("verdicts", []):
-        colour = {"holds": "green", "does not hold": "red"}.get(verdict["outcome"], "yellow")
-        console.print(f"[bold {colour}]{verdict['outcome']}[/]: {verdict['claim']}", highlight=False)
-        console.print(f"  {verdict['numbers']}", highlight=False)
+    say(found.get("verdicts", ()), console)
 
 
 def _print_table(given: dict[str, Any], console: Console) -> None:
     """The columns that fit the terminal; what does not fit is named, and stands in the JSON."""
     cells = [
-        ["–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row]
+        ["–" if cell is None else f"{cell:,}" if isinstance(cell, int | float) else name_of(str(cell)) for cell in row]
         for row in given["rows"]
     ]
+    given = given | {"columns": [name_of(task_of(column)) for column in given["columns"]]}
     fits = _columns_that_fit(given["columns"], cells, console.width)
     table = Table(title=escape(given["title"]), title_justify="left")
     for number in fits:

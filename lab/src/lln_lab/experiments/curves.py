@@ -7,8 +7,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lln_lab.experiments.figure import legend, looks, name_of, panels
+from lln_lab.colours import OWN
+from lln_lab.experiments.figure import legend, looks, panels, plain_log
 from lln_lab.history import curve
+from lln_lab.names import name_of
 
 Results = Sequence[dict[str, Any]]
 
@@ -24,8 +26,12 @@ def draw(found: dict[str, Any]) -> Figure:
     key = "inverse_loss_scale" if scaled else "grad_norm"
     each(last, runs, key)
     last.set(xlabel="step", title="inverse loss scale" if scaled else "norm of the gradient")
-    last.set_yscale("log", base=2 if scaled else 10)
-    legend(figure, [loss])
+    if scaled:
+        last.set_yscale("log", base=2)
+        last.minorticks_off()
+    else:
+        plain_log(last)
+    legend(figure, [*middle, loss])  # the middle one has markers
     return figure
 
 
@@ -63,9 +69,10 @@ def to_softmax(axis: Axes, runs: Results) -> None:
         steps, means = list(gaps), [fmean(values) for values in gaps.values()]
         spreads = [stdev(values) if len(values) > 1 else 0.0 for values in gaps.values()]
         seeds = max(seeds, *map(len, gaps.values()))
-        axis.plot(steps, means, **look[label])
+        axis.plot(steps, means, label=name_of(label), **look[label])
         low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
-        axis.fill_between(steps, low, high, color=look[label]["color"], alpha=0.15, lw=0)
+        if label in OWN:  # bands of all would hide each other
+            axis.fill_between(steps, low, high, color=look[label]["color"], alpha=0.15, lw=0)
     axis.axhline(0, color=look["softmax"]["color"], lw=1.2)
-    told = f"mean of {seeds} seeds, band: ± 1 standard deviation" if seeds > 1 else "one seed"
-    axis.set(xlabel=f"step\n({told})", ylabel="validation loss − softmax's", title="difference to softmax")
+    told = f"mean of {seeds} seeds; bands of LLN and\nLLN+Diag: ± 1 standard deviation" if seeds > 1 else "one seed"
+    axis.set(xlabel=f"step\n({told})", ylabel="validation loss − softmax's", title="below zero: better than softmax")

@@ -22,14 +22,15 @@ from lln.measuring.memory import peak_extra_bytes
 from lln_lab import data
 from lln_lab.experiments import fig8
 from lln_lab.experiments.curves import to_softmax
-from lln_lab.experiments.demo_headline import headline, limits
-from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
+from lln_lab.experiments.demo_headline import headline, limits, speed_ups, times
+from lln_lab.experiments.figure import legend, lengths_along, looks, panels, plain_log
 from lln_lab.experiments.grid import Watcher
 from lln_lab.experiments.maps import Layer, attention_maps
 from lln_lab.experiments.masking import read_tokenizer, windows
 from lln_lab.experiments.models.roberta import MaskedLanguageModel, Size, configuration
 from lln_lab.experiments.queries import queries_and_keys
 from lln_lab.experiments.training import Budget, Run
+from lln_lab.names import name_of
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "softmax": F.scaled_dot_product_attention,
@@ -173,14 +174,30 @@ def draw(found: dict[str, Any]) -> Figure:
     """The picture that says it all: time against length, memory, and how little the loss differs."""
     figure, (speed, loss) = panels(2)
     look = looks(FUNCTIONS)
-    for series in found["timing"]["series"]:
-        milliseconds = [1e3 * seconds for seconds in series["seconds"]]
-        speed.plot(found["timing"]["lengths"], milliseconds, label=name_of(series["label"]), **look[series["label"]])
-    speed.set(yscale="log", ylabel="milliseconds", title="attention, forward + backward")
-    lengths_along(speed, found["timing"]["lengths"])
+    lengths = found["timing"]["lengths"]
+    taken = {series["label"]: series["seconds"] for series in found["timing"]["series"]}
+    for label, seconds in taken.items():
+        speed.plot(lengths, seconds, label=name_of(label), **look[label])
+    speed.set(title="time of attention, forward + backward")
+    plain_log(speed, in_seconds)
+    lengths_along(speed, lengths)
+    for label, ratio in speed_ups(found).items():
+        speed.annotate(
+            f"{times(ratio)}× faster",
+            (lengths[-1], taken[label][-1]),
+            textcoords="offset points",
+            xytext=(8, 0),
+            va="center",
+            color=look[label]["color"],
+            weight="bold",
+        )
     to_softmax(loss, found["runs"])
     legend(figure, [speed])
     return figure
+
+
+def in_seconds(value: float) -> str:
+    return f"{value:g} s" if value >= 1 else f"{1e3 * value:g} ms"
 
 
 def shortened(settings: Settings, steps: int | None, seeds: int = 1) -> Settings:

@@ -22,8 +22,8 @@ def headline(found: dict[str, Any]) -> dict[str, Any]:
         f"Three small encoders that differ only in their attention were trained to fill in masked tokens of "
         f"{found['data']['name']}: {trained}{of_seeds}, on this machine.",
         f"At {length:,} tokens LLN attention is {times(faster['lln'])} times and LLN+Diag {times(faster['lln_diag'])} times "
-        f"faster than softmax, and after training their validation losses are {losses['lln']:+.3f} and "
-        f"{losses['lln_diag']:+.3f} from softmax's {softmax:.2f}.",
+        f"faster than softmax. After training, their validation losses differ from softmax's {softmax:.2f} by "
+        f"{signed(losses['lln'])} and {signed(losses['lln_diag'])}.",
     ]
     figures = [
         {
@@ -76,6 +76,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
 
 
+def signed(gap: float) -> str:
+    """With a true minus sign; what rounds to zero has no sign."""
+    return "0.000" if round(gap, 3) == 0 else f"{gap:+.3f}".replace("-", "−")
+
+
 def size(count: float) -> str:
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= unit:
@@ -105,7 +110,7 @@ def _loss(gap: float) -> dict[str, str]:
     higher = f"a perplexity {share:.1f} % {'higher' if gap > 0 else 'lower'}"
     equal = round(gap, 3) == 0  # both are still near what token frequencies give
     return {
-        "value": "±0.000" if equal else f"{gap:+.3f}",
+        "value": "±0.000" if equal else signed(gap),
         "label": "loss of LLN+Diag against softmax",
         "note": f"nats per masked token: {'no difference yet; train longer' if equal else higher}",
         "attention": "lln_diag",

@@ -107,7 +107,8 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import LABELS, looks, panels
+    from lln_lab.experiments.figure import looks, panels
+    from lln_lab.names import LABELS
 
     figure, (left, right) = panels(2, height=4.6)
     look = looks(["softmax", "lln_paper", "lln_unmatched", "lln (target=variance)"])

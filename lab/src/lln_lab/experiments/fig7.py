@@ -87,7 +87,8 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 
 
 def draw(data: dict[str, Any]) -> Any:
-    from lln_lab.experiments.figure import LABELS, legend, looks, panels
+    from lln_lab.experiments.figure import legend, looks, panels
+    from lln_lab.names import LABELS
 
     figure, axes = panels(2)
     edges, look = data["edges"], looks(data["attentions"])

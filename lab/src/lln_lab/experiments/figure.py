@@ -12,46 +12,13 @@ try:
     from matplotlib import pyplot
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 except ImportError as missing:
     raise ImportError("figures need matplotlib: pip install lln-lab") from missing
 
 from lln.writing import whole
 from lln_lab.colours import styles
 
-LABELS = {
-    "softmax": "softmax",
-    "lln": "LLN",
-    "lln_diag": "LLN+Diag",
-    "lln_paper": "LLN, the paper's matching",
-    "lln_entropy": "LLN, entropy matching",
-    "lln_unmatched": "LLN, α = β = 1",
-    "relu": "ReLU",
-    "quadratic": "quadratic",
-    "elu": "ELU + 1",
-    "agent": "Agent attention",
-    "block_diagonal": "block-diagonal softmax",
-    "cosformer": "cosFormer",
-    "flash": "FLASH",
-    "gated_delta": "gated delta rule",
-    "hedgehog": "Hedgehog",
-    "linformer": "Linformer",
-    "lolcats": "LoLCATs",
-    "longformer": "Longformer",
-    "mala": "MALA",
-    "mhla": "MHLA",
-    "near_far": "near-far",
-    "nystromformer": "Nyströmformer",
-    "performer": "Performer",
-    "polaformer": "PolaFormer",
-    "reformer": "Reformer",
-    "rfa": "RFA",
-    "skyformer": "Skyformer",
-    "sla": "SLA",
-    "tnn": "TNN",
-    "transformer_ls": "Transformer-LS",
-    "transnormer_t1": "TransNormer T1",
-    "transnormer_t2": "TransNormer T2",
-}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
     "axes.spines.top": False,
@@ -99,12 +66,6 @@ def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def name_of(label: str) -> str:
-    """An attention as a reader knows it."""
-    base, _, options = label.partition(" (")
-    return LABELS.get(label) or (LABELS.get(base, base) + (f" ({options}" if options else ""))
-
-
 def legend(figure: Figure, axes: Sequence[Axes], columns: int | None = None) -> None:
     """One legend for all panels, below them, where it covers nothing."""
     entries: dict[str, Any] = {}
@@ -129,6 +90,16 @@ def lengths_along(axis: Axes, lengths: Iterable[int]) -> None:
     axis.set_xticks(ticks, [f"{tick:,}" if tick in shown else "" for tick in ticks])
     axis.minorticks_off()
     axis.set_xlabel("length")
+
+
+def plain_log(axis: Axes, unit: Callable[[float], str] = "{:g}".format) -> None:
+    """A logarithmic y axis with ticks written out: 1, 2, 5, 10; those between the powers only where the range is small."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=subs))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: unit(value)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def layer_colours(count: int) -> list[Any]:

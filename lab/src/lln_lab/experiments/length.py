@@ -23,11 +23,12 @@ from lln_lab.data.task import spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.check import Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup, once
-from lln_lab.experiments.figure import legend, lengths_along, looks, name_of, panels
+from lln_lab.experiments.figure import legend, lengths_along, looks, panels
 from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln_lab.experiments.models.roberta import Finder, Size
 from lln_lab.experiments.training import Budget, Run, train
 from lln_lab.experiments.training.watch import OnStep
+from lln_lab.names import name_of
 
 CHANCE = {"recall": 1 / Recall().symbols, "needle": 1 / Needle().values}
 

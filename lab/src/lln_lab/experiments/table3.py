@@ -21,13 +21,14 @@ from lln_lab.experiments.check import Planned
 from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.curves import each
 from lln_lab.experiments.evidence import missing, most_frequent
-from lln_lab.experiments.figure import legend, looks, name_of, panels
+from lln_lab.experiments.figure import legend, looks, panels
 from lln_lab.experiments.grid import Job, Watcher, data_record, mean_and_spread, run_all
 from lln_lab.experiments.models.vit import ImageClassifier, Size
 from lln_lab.experiments.tasks import augmented_picture, picture
 from lln_lab.experiments.training import Budget, Run, train
 from lln_lab.experiments.training.watch import OnStep
 from lln_lab.experiments.verdict import Verdict, judged, no_worse
+from lln_lab.names import name_of
 
 ABLATION = ("lln_diag", *(f"lln_diag:alpha={x},beta={x}" for x in (0.5, 1.0, 2.0, 3.0, 4.0)))
 

@@ -33,6 +33,20 @@ def judged(claim: str, outcome: str, numbers: str, missing: Sequence[str]) -> Ve
     return Verdict(claim, OPEN, f"{numbers}; no verdict because {' and '.join(missing)}")
 
 
+def by_what_is_missing(
+    verdicts: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """The verdicts that stand, and the claims without one under what they lack: {missing: [claims with their numbers]}."""
+    stand, lacking = list[dict[str, Any]](), dict[str, list[dict[str, Any]]]()
+    for verdict in verdicts:
+        numbers, _, missing = verdict["numbers"].partition("; no verdict because ")
+        if missing:
+            lacking.setdefault(missing, []).append(verdict | {"numbers": numbers})
+        else:
+            stand.append(verdict)
+    return stand, lacking
+
+
 def outcome_over(where: list[bool]) -> str:
     """HOLDS everywhere, WITHIN a range, or nowhere."""
     return HOLDS if all(where) else WITHIN if any(where) else FAILS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lln_lab.experiments.verdict import OPEN
+from lln_lab.experiments.verdict import OPEN, by_what_is_missing
 from lln_lab.pages.runs_in_words import described, in_short
 from lln_lab.pages.tables import markdown, readable, with_names
 
@@ -128,18 +128,16 @@ def result(name: str, found: dict[str, Any], picture: str | None) -> list[str]:
 
 def judged(verdicts: list[dict[str, Any]]) -> list[str]:
     """Verdicts as a list; claims that lack the same thing for a verdict stand together below it."""
-    lines, pending = list[str](), dict[str, list[str]]()
-    for verdict in verdicts:
-        numbers, _, missing = verdict["numbers"].partition("; no verdict because ")
-        said = f"{with_names(verdict['claim'])}: {with_names(numbers)}"
-        if missing:
-            pending.setdefault(with_names(missing), []).append(f"- {said}")
-        else:
-            lines.append(f"- **{verdict['outcome'].capitalize()}**: {said}")
+    stand, lacking = by_what_is_missing(verdicts)
+    lines = [f"- **{one['outcome'].capitalize()}**: {said(one)}" for one in stand]
     lines += [""] if lines else []
-    for missing, claims in pending.items():
-        lines += [f"**Inconclusive**, because {missing}:", "", *claims, ""]
+    for missing, claims in lacking.items():
+        lines += [f"**Inconclusive**, because {with_names(missing)}:", "", *(f"- {said(one)}" for one in claims), ""]
     return lines
+
+
+def said(verdict: dict[str, Any]) -> str:
+    return f"{with_names(verdict['claim'])}: {with_names(verdict['numbers'])}"
 
 
 def folded(summary: str, lines: list[str]) -> list[str]:

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from lln_lab.experiments.figure import name_of
-from lln_lab.pages.tables import TASKS
+from lln_lab.names import name_of, task_of
 
 
 def in_short(found: dict[str, Any]) -> str:
@@ -101,7 +100,7 @@ def named(tasks: Iterable[str]) -> str:
         lengths.setdefault(base, []).extend([int(length)] if length.isdigit() else [])
     ranges: dict[str, list[str]] = {}
     for base, of in lengths.items():
-        ranges.setdefault(_span(of) if of else "", []).append(TASKS.get(base, base))
+        ranges.setdefault(_span(of) if of else "", []).append(task_of(base))
     return ", ".join(f"{' and '.join(bases)} at {span}" if span else ", ".join(bases) for span, bases in ranges.items())
 
 

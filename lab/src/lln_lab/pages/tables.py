@@ -5,20 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lln_lab.experiments.figure import LABELS, name_of
+from lln_lab.names import in_sentence, name_of, task_of
 
-TASKS = {
-    "sst2": "SST-2",
-    "qnli": "QNLI",
-    "mnli": "MNLI",
-    "qqp": "QQP",
-    "dogs_vs_cats": "dogs vs cats",
-    "text": "Text",
-    "listops": "ListOps",
-    "image": "Image",
-    "retrieval": "Retrieval",
-    "pathfinder": "Pathfinder",
-}
 # Words of results written by earlier versions.
 REWORDED = {
     "seconds a step": "seconds per step",
@@ -44,7 +32,6 @@ SHOWN = {
         "cost, table": "cost, table",
     }
 }
-NAMES = {name: shown for name, shown in LABELS.items() if name != shown}
 
 
 def markdown(table: dict[str, Any]) -> list[str]:
@@ -54,7 +41,7 @@ def markdown(table: dict[str, Any]) -> list[str]:
     return [
         f"**{readable(table['title'])}**",
         "",
-        "| " + " | ".join(TASKS.get(column, readable(column)) for column in columns) + " |",
+        "| " + " | ".join(task_of(readable(column)) for column in columns) + " |",
         "| --- |" + " ---: |" * (len(columns) - 1),
         *("| " + " | ".join(row) + " |" for row in shown),
     ]
@@ -106,9 +93,7 @@ def with_names(text: str) -> str:
     """A sentence of a verdict, with attentions and tasks by the names a reader knows."""
     for long, short in SHORTENED.items():
         text = re.sub(long, short, text)
-    text = re.sub(r"\b(?:" + "|".join(sorted(NAMES, key=len, reverse=True)) + r")\b", lambda m: NAMES[m[0]], text)
-    text = re.sub(r"(?<=\bon )(?:" + "|".join(TASKS) + r")\b", lambda m: TASKS[m[0]], text)
-    return minus(readable(text))
+    return minus(readable(in_sentence(text)))
 
 
 def minus(text: str) -> str:

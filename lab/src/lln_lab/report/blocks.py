@@ -69,5 +69,5 @@ class Section:
     verdicts: list[Verdict] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    headline: Headline | None = None  # opens the section; its verdicts then come last
+    headline: Headline | None = None  # opens the section; its verdicts then follow its plots and attention maps
     limits: list[str] = field(default_factory=list)  # what the result cannot say

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import numpy.typing
 
+from lln_lab.names import name_of
 from lln_lab.report.codes import decode, encode
 
 Matrix = numpy.typing.NDArray[numpy.float32]
@@ -76,7 +77,7 @@ def read_map(entry: dict[str, Any]) -> Map:
         raise ValueError("an attention map has no matrix of numbers") from None
     if matrix.ndim != 2 or not matrix.size:
         raise ValueError(f"an attention map must be a matrix, but its shape is {matrix.shape}")
-    label = str(entry.get("label") or entry.get("attention") or "attention")
+    label = name_of(str(entry.get("label") or entry.get("attention") or "attention"))
     return Map(
         label, str(entry.get("layer", 0)), str(entry.get("head", 0)), matrix, entry.get("text"),
         int(entry.get("cell") or 1), entry.get("length"), entry.get("block_size"), entry.get("entropy"), entry.get("gap"),

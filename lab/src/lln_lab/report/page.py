@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -16,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from lln._version import __version__
 from lln_lab.colours import as_css
+from lln_lab.experiments.verdict import OPEN, by_what_is_missing
 from lln_lab.report.blocks import Block, Picture, Section, Table
 from lln_lab.report.maps import Maps
 from lln_lab.report.numbers import column, is_numeric
@@ -66,15 +68,21 @@ def embedded_json(data: Any) -> str:
 
 
 def _section(section: Section, number: int, drawings: list[dict[str, Any]]) -> dict[str, Any]:
+    stand, lacking = by_what_is_missing([asdict(one) for one in section.verdicts])
+    blocks = [_block(block, drawings) for block in section.blocks]
+    kinds = [block["kind"] for block in blocks]
+    opening = kinds.index("maps") + 1 if section.headline and "maps" in kinds else 0
     return {
         "id": f"result-{number + 1}",
         "title": section.title,
         "name": section.name,
         "facts": section.facts,
         "brief": {fact.name: fact.value for fact in section.facts if fact.name in ("Seed", "Commit", "Finished")},
-        "verdicts": [{"claim": one.claim, "numbers": one.numbers, **_badge(one.outcome)} for one in section.verdicts],
+        "verdicts": [one | _badge(one["outcome"]) for one in stand],
+        "lacking": [{"missing": missing, "claims": claims, **_badge(OPEN)} for missing, claims in lacking.items()],
         "counts": _counts([verdict.outcome for verdict in section.verdicts]),
-        "blocks": [_block(block, drawings) for block in section.blocks],
+        "opening": blocks[:opening],
+        "blocks": blocks[opening:],
         "notices": section.notices,
         "headline": section.headline,
         "limits": section.limits,

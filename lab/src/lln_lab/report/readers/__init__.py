@@ -3,6 +3,7 @@
 from typing import Any
 
 from lln_lab.colours import OWN
+from lln_lab.names import in_sentence
 from lln_lab.report.blocks import Figure, Headline, Section, Verdict
 from lln_lab.report.collect import Result
 from lln_lab.report.numbers import text, words
@@ -46,7 +47,11 @@ def read(result: Result) -> Section:
 
 def _verdicts(entries: Any) -> list[Verdict]:
     return [
-        Verdict(text(entry.get("claim")), text(entry.get("outcome")), text(entry.get("numbers", "")))
+        Verdict(
+            in_sentence(text(entry.get("claim"))),
+            text(entry.get("outcome")),
+            in_sentence(text(entry.get("numbers", ""))),
+        )
         for entry in entries or ()
     ]
 

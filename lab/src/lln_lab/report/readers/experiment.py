@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from lln_lab.history import MEANS, regular
+from lln_lab.names import name_of, task_of
 from lln_lab.report.blocks import Block, Table
 from lln_lab.report.collect import is_single_run
 from lln_lab.report.maps import Maps, read_map
@@ -134,7 +135,7 @@ def timing(data: dict[str, Any]) -> list[Block]:
         return []
     lengths = found["lengths"]
     measured = {
-        name: {str(series["label"]): (lengths, series[key]) for series in found["series"] if series.get(key)}
+        name: {name_of(str(series["label"])): (lengths, series[key]) for series in found["series"] if series.get(key)}
         for name, key in (("time", "seconds"), ("memory", "bytes"))
     }
     return [against_length("Time and memory against length", measured)]
@@ -172,8 +173,8 @@ class _Run:
 
     def __init__(self, data: dict[str, Any], number: int) -> None:
         self.data = data
-        self.label = str(data.get("label") or data.get("attention") or f"run {number}")
-        self.task = str(data.get("task") or "")
+        self.label = name_of(str(data.get("label") or data.get("attention") or f"run {number}"))
+        self.task = task_of(str(data.get("task") or ""))
         self.history = [row for row in data.get("history") or () if isinstance(row, dict)]
         self.name = self.label  # unique within the result
         self.details = ""  # what tells it from others of the same label
@@ -214,8 +215,8 @@ def _runs(data: dict[str, Any]) -> Iterator[_Run]:
 def _table(entry: dict[str, Any]) -> Table:
     paper = entry.get("paper")
     return Table(
-        [str(column) for column in entry.get("columns") or ()],
-        [list(row) for row in entry.get("rows") or ()],
+        [name_of(task_of(str(column))) for column in entry.get("columns") or ()],
+        [[name_of(cell) if isinstance(cell, str) else cell for cell in row] for row in entry.get("rows") or ()],
         str(entry.get("title") or ""),
         str(entry.get("note") or ""),
         _table(paper) if paper else None,

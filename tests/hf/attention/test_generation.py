@@ -128,6 +128,26 @@ def test_compiled_decoding_does_not_recompile_at_each_step(attention: str) -> No
     assert len(addresses) == 1  # what mode="reduce-overhead" needs: a state that stays where it is, updated in place
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["lln", "lln_diag", "lln_near_far"])
+def test_decoding_with_reduced_overhead(attention: str) -> None:
+    """torch's own compiler and its mode for small steps; two graphs, since the first token after a prompt is a first call."""
+    model = make("llama", attention)
+    ids = inputs("llama", batch=2, length=40)["input_ids"]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(model.forward, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        cache = LLNCache.of(model)
+        logits = [model(ids[:, :10], past_key_values=cache, use_cache=True).logits]
+        for i in range(10, 40):
+            logits.append(step(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True).logits.clone())
+    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_a_decoder_with_cross_attention_generates(kind: str) -> None:
     from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel

@@ -8,10 +8,19 @@ import torch
 
 pytest.importorskip("transformers")
 
-from lln.hf import LLNCache
+from lln.hf import LLNCache, convert
+from tests.hf import architectures
 from tests.hf.models import inputs, make
 
 ATTENTIONS = ["lln", "lln_diag", "lln_near_far"]
+
+
+WINDOWS = ("gemma3", "mistral_with_window")
+HYBRIDS = (*WINDOWS, "lfm2", "jamba", "qwen3_next", "falcon_h1", "zamba2")
+
+
+def hybrid(name: str) -> Any:
+    return architectures.make({**architectures.RIGHT, **architectures.FURTHER}[name], "lln_diag")
 
 
 def ids_of(length: int, seed: int = 0) -> torch.Tensor:
@@ -128,3 +137,94 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     cache.layers.append(cache.layers[0])
     with pytest.raises(ValueError, match="it is of another model"):
         LLNCache.load(cache.save(tmp_path / "three.safetensors"), model)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_windows_and_recurrences_are_copied_repeated_and_saved_with_the_states(name: str, tmp_path: Path) -> None:
+    """The prompt is longer than the window and than any block."""
+    model, after = hybrid(name), torch.cat([ids_of(5, seed) for seed in (1, 2, 3)])
+    cache = LLNCache.of(model)
+    feed(model, cache, ids_of(30))
+    path = cache.save(tmp_path / "prompt.safetensors")
+    kept = cache.snapshot()
+    alone = torch.cat([feed(model, cache.snapshot(), row[None]) for row in after])
+    feed(model, cache, ids_of(100, seed=4))
+    assert torch.equal(feed(model, LLNCache.load(path, model), after[:1]), alone[:1])
+    kept.batch_repeat_interleave(3)
+    torch.testing.assert_close(feed(model, kept, after), alone, rtol=1e-4, atol=1e-5)
+    swapped, order, token = kept.snapshot(), torch.tensor([2, 0, 1]), ids_of(1).repeat(3, 1)
+    swapped.batch_select_indices(order)
+    torch.testing.assert_close(feed(model, swapped, token), feed(model, kept, token)[order], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WINDOWS, "lfm2"])
+def test_tokens_taken_back_leave_windows_and_convolutions_as_they_were(name: str) -> None:
+    model, ids, after = hybrid(name), ids_of(40), ids_of(9, seed=1)
+    cache, wanted = LLNCache.of(model), LLNCache.of(model)
+    cache.activate_past_recording()
+    for a, b in ((0, 20), (20, 33), (33, 40)):
+        feed(model, cache, ids[:, a:b])
+    cache.crop(-9)
+    feed(model, wanted, ids[:, :31])
+    torch.testing.assert_close(feed(model, cache, after), feed(model, wanted, after), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["prompt lookup", "assistant"])
+@pytest.mark.parametrize("name", [*WINDOWS, "lfm2"])
+def test_assisted_decoding_in_models_with_other_layers(name: str, how: str) -> None:
+    model, ids = hybrid(name), ids_of(12).repeat(1, 3)
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    assistant = hybrid(name)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    help_of: dict[str, Any] = (
+        {"prompt_lookup_num_tokens": 4} if how == "prompt lookup" else {"assistant_model": assistant}
+    )
+    assert torch.equal(model.generate(ids, **help_of, **options), model.generate(ids, **options))
+
+
+@pytest.mark.parametrize("name", ["jamba", "qwen3_next", "zamba2"])
+def test_a_recurrence_is_not_taken_back_by_half(name: str) -> None:
+    """transformers' layer would crop its convolution and leave its sums as they are."""
+    model, after = hybrid(name), ids_of(5, seed=1)
+    cache = LLNCache.of(model)
+    feed(model, cache, ids_of(20))
+    kept = cache.snapshot()
+    with pytest.raises(ValueError, match=r"layers that run a recurrence.*cache\.snapshot"):
+        cache.crop(-3)
+    assert torch.equal(feed(model, cache, after), feed(model, kept, after))
+
+
+def test_a_converted_model_with_a_softmax_layer_is_saved_with_its_keys(tmp_path: Path) -> None:
+    model = make("llama", "sdpa")
+    model.config.lln = None
+    convert(model, calibrate=[inputs("llama")], keep_softmax=[0], block_size=8)
+    cache, after = LLNCache.of(model), ids_of(5, seed=1)
+    feed(model, cache, ids_of(30))
+    path = cache.save(tmp_path / "prompt.safetensors")
+    assert torch.equal(feed(model, LLNCache.load(path, model), after), feed(model, cache, after))
+    with pytest.raises(
+        ValueError, match="layer 0 of .* holds keys, this model's keeps state: .* other layers were converted"
+    ):
+        LLNCache.load(path, make("llama"))
+
+
+def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
+    """It knew layers of linear attention alone, and did not name their parts."""
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    model, after = make("llama"), ids_of(5, seed=1)
+    cache = LLNCache.of(model)
+    feed(model, cache, ids_of(30))
+    with safe_open(cache.save(tmp_path / "now.safetensors"), framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    layers = [{name: told[name] for name in ("seen", "kind")} for told in json.loads(metadata["layers"])]
+    first = {"format": "lln-cache", "version": "1", "layers": json.dumps(layers)}
+    save_file(tensors, tmp_path / "then.safetensors", first)
+    loaded = LLNCache.load(tmp_path / "then.safetensors", model)
+    assert torch.equal(feed(model, loaded, after), feed(model, cache, after))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lln.hf.attention.masks import Asked, keys_that_count, packed_boundaries
 
 if TYPE_CHECKING:
-    from lln.hf.attention.cache import LLNCacheLayer
+    from lln.hf.attention.cache_layer import LLNCacheLayer
 
 
 # What models hand over to change softmax's scores, which a linear attention never forms.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lln.attention import lln_attention, lln_diag_attention
 from lln.conversion.parameters import LLNParameters
 from lln.dense import block_diagonal_matrix, lln_matrix
-from lln.hf.attention.cache import LLNCacheLayer
+from lln.hf.attention.cache_layer import LLNCacheLayer
 from lln.hf.attention.call import Call, in_rows, read_call, refuse_growing_cache
 from lln.hf.attention.near_far import near_far_output, near_far_weights
 from lln.hf.attention.row_weights import row_weights

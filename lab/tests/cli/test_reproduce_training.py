@@ -84,6 +84,20 @@ def test_everything_in_one_command_ends_with_the_report(tmp_path: Path) -> None:
     assert written >= trained | {"fig1", "fig2", "fig5", "fig6", "fig7"}
 
 
+def test_a_vision_transformer_on_cifar_has_257_tokens_ten_classes_and_a_score_of_ours(tmp_path: Path) -> None:
+    given = ("reproduce", "table3", "--task", "cifar10")
+    invoke(*given, "--attention", "near_far", "--attention", "softmax#1", *FEW, "--out", str(tmp_path))
+    found = json.loads((tmp_path / "table3.json").read_text())
+    first, second = found["runs"]
+    assert first["task"] == "cifar10" and first["model"]["picture"] == 32 and first["model"]["patch"] == 2
+    assert (first["steps"], second["steps"]) == (2, 1) and second["label"] == "softmax (1 steps)"
+    assert found["title"] == "ViT on CIFAR-10" and found["tables"][0]["paper"] is None
+    assert first["data"]["name"] == "cifar10" and 0.05 < first["data"]["guessing"] <= 0.5
+    for asked in (("--preset", "paper", "--check"), ("--attention", "paper")):
+        assert "the paper has no vision transformer on cifar10" in invoke(*given, *asked, expected=2)
+    assert "no pictures 'cifar100'; choose from: dogs_vs_cats, cifar10" in invoke(*given[:3], "cifar100", expected=2)
+
+
 def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> None:
     text = invoke("reproduce", "table3", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "o"), expected=3)
     assert "missing data" in text and "nowhere" in text

@@ -44,7 +44,8 @@ def test_embedded_data_needs_nothing(task: str) -> None:
         if "labels" in row:
             assert row["labels"].shape == row["input_ids"].shape
         if "image" in row:
-            assert row["image"].dtype == torch.uint8 and row["image"].shape == (3, 16, 16)
+            edge = 32 if task == "cifar10" else 16
+            assert row["image"].dtype == torch.uint8 and row["image"].shape == (3, edge, edge)
         if "text" in row:
             assert row["text"].strip()
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 as grey sequences, from tars or from the pickles of its python version, which are read without running code."""
+"""CIFAR-10 in grey and in colours, from tars or from the pickles of its python version, read without running code."""
 
 import os
 import pickle
@@ -28,6 +28,9 @@ def test_the_python_version(tmp_path: Path) -> None:
     grey = numpy.asarray(Image.fromarray(pixels).convert("L"), dtype=numpy.int64)
     assert (data.train[6]["input_ids"].numpy() == grey.reshape(-1) + 1).all()
     assert data.train[6]["label"] == 3 and data.validation[0]["label"] == 5
+    colours = lln_lab.data.load("cifar10", source=tmp_path, cache=tmp_path / "cache")
+    assert (colours.train[6]["image"].numpy() == pixels.transpose(2, 0, 1)).all() and colours.train[6]["label"] == 3
+    assert colours.files == data.files and (data.train[6]["input_ids"].numpy() == grey.reshape(-1) + 1).all()
 
 
 def test_a_pickle_of_python_2_is_read(tmp_path: Path) -> None:
@@ -67,6 +70,9 @@ def test_picture_folders(tmp_path: Path) -> None:
     data = lln_lab.data.load("lra/image", source=tmp_path, cache=tmp_path / "cache")
     assert (data.train[1]["input_ids"] == 101).all() and data.train[1]["label"] == 1
     assert data.train[0]["input_ids"].shape == (1024,)
+    colours = lln_lab.data.load("cifar10", source=tmp_path, cache=tmp_path / "cache")
+    assert (colours.train[1]["image"] == 100).all() and colours.train[1]["image"].shape == (3, 32, 32)
+    assert colours.classes == 10 and colours.validation[1]["label"] == 1
 
 
 def test_more_classes_than_cifar_has_are_refused(tmp_path: Path) -> None:

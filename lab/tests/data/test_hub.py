@@ -81,6 +81,8 @@ def test_pictures(tmp_path: Path, label: str) -> None:
     name = repository(tmp_path / "cifar", {"train": table, "test": table})
     grey = lln_lab.data.load("lra/image", source=name)
     assert (grey.train[1]["input_ids"] == 201).all() and grey.train[1]["label"] == 4
+    whole = lln_lab.data.load("cifar10", source=name)
+    assert (whole.train[1]["image"] == 200).all() and whole.train[1]["image"].shape == (3, 32, 32)
     colour = lln_lab.data.load("dogs_vs_cats", source=name, size=8)
     assert colour.train[0]["image"].shape == (3, 8, 8) and (colour.train[0]["image"].numpy() == numpy.uint8(50)).all()
 
@@ -93,6 +95,7 @@ def test_pictures(tmp_path: Path, label: str) -> None:
         ("wikitext", ("Salesforce/wikitext", "wikitext-103-raw-v1", ["train", "validation"])),
         ("lra/text", ("stanfordnlp/imdb", None, ["train", "test"])),
         ("lra/image", ("uoft-cs/cifar10", None, ["train", "test"])),
+        ("cifar10", ("uoft-cs/cifar10", None, ["train", "test"])),
         ("dogs_vs_cats", ("microsoft/cats_vs_dogs", None, ["train"])),
     ],
 )

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lln_lab.data.cifar import GreyImages
+from lln_lab.data.cifar import ColourImages, GreyImages
 from lln_lab.data.corpus import Corpus
 from lln_lab.data.glue import LAYOUTS, Glue
 from lln_lab.data.images import Images
@@ -24,7 +24,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     **{f"glue/{name}": partial(Glue, name) for name in LAYOUTS},
     **{
         task.name: task
-        for task in (Corpus, Images, ListOps, Pathfinder, Reviews, GreyImages, Retrieval, Recall, Needle)
+        for task in (Corpus, Images, ColourImages, ListOps, Pathfinder, Reviews, GreyImages, Retrieval, Recall, Needle)
     },
 }
 

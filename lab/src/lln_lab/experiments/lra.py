@@ -234,19 +234,12 @@ def tables(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         times = [run["seconds_per_step"] for run in runs if run["seconds_per_step"]]
         return round(min(times), 3) if times else None
 
-    def minutes(runs: list[dict[str, Any]]) -> float | None:
-        times = [run["cpu_seconds_per_step"] * run["steps"] for run in runs if run.get("cpu_seconds_per_step")]
-        return round(min(times) / 60, 1) if times else None
-
     def megabytes(runs: list[dict[str, Any]]) -> float:
         return round(runs[0]["saved_bytes"] / 2**20, 1)
 
     time = scores.table(results, "Seconds per step", "The median of a run's steps; the fastest seed.", fastest)
     memory = scores.table(results, "Megabytes kept for the backward pass", "Counted, one step.", megabytes)
-    whole = scores.table(
-        results, "Processor minutes of a run", "The median step times the steps; the fastest seed.", minutes
-    )
-    return [{**score, "paper": PAPER_SCORES}, {**time, "paper": PAPER_COSTS}, memory, whole]
+    return [{**score, "paper": PAPER_SCORES}, {**time, "paper": PAPER_COSTS}, memory, scores.minutes(results)]
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:

@@ -60,6 +60,17 @@ def table(
     return {"title": title, "note": note, "columns": ["attention", *tasks], "rows": rows}
 
 
+def minutes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The processor time of whole runs."""
+
+    def of(runs: list[dict[str, Any]]) -> float | None:
+        times = [run["cpu_seconds_per_step"] * run["steps"] for run in runs if run.get("cpu_seconds_per_step")]
+        return round(min(times) / 60, 1) if times else None
+
+    note = "The median step times the steps; the fastest seed."
+    return table(results, "Processor minutes of a run", note, of)
+
+
 def label_of(results: Sequence[dict[str, Any]], attention: str) -> str:
     """The attention as it is labelled among the results: with its options where every run of it has some."""
     labels = [r["label"] for r in results if r["attention"] == attention]
@@ -67,16 +78,21 @@ def label_of(results: Sequence[dict[str, Any]], attention: str) -> str:
 
 
 def against(
-    results: Sequence[dict[str, Any]], task: str, claim: str, other: str = "softmax", ahead: bool = False
+    results: Sequence[dict[str, Any]],
+    task: str,
+    claim: str,
+    other: str = "softmax",
+    ahead: bool = False,
+    label: str = "lln_diag",
 ) -> list[Verdict]:
     """LLN+Diag against another method on a task: no worse by more than a point, or (`ahead`) better."""
     other = label_of(results, other)
     own = [r for r in results if r["task"] == task]
-    runs = {label: [score_of(r) for r in own if r["label"] == label] for label in ("lln_diag", other)}
+    runs = {name: [score_of(r) for r in own if r["label"] == name] for name in (label, other)}
     if not all(runs.values()):
         return []
-    numbers = f"{percent(runs['lln_diag'])} against {percent(runs[other])} of {other}"
-    return pairs.on_a_par(own, task, "lln_diag", other, points, claim, numbers, ".1f", POINT, ahead)
+    numbers = f"{percent(runs[label])} against {percent(runs[other])} of {other}"
+    return pairs.on_a_par(own, task, label, other, points, claim, numbers, ".1f", POINT, ahead)
 
 
 def ahead_of_linear(results: Sequence[dict[str, Any]], task: str) -> list[Verdict]:

@@ -180,7 +180,8 @@ def test_launches_are_few(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert count(attention, x, {"q", "alpha"}) == (3, 6 if causal else 4)
     assert count(blocks, of_blocks(x), {"q"}) == (1, 2)
     assert count(diag, of_diag(x), {"q"}) == ((4, 7) if causal else (3, 5))
-    assert count(near_far, of_near_far(x), {"q"}) == (3, 0)  # gradients are plain torch
+    assert count(near_far, of_near_far(x), {"q", "beta"}) == (3, 8)
+    assert count(near_far, of_near_far(x)._replace(first_tokens=0), {"q", "v"}) == (3, 6)
     launched.clear()
     moments.backends["triton"].forward(MomentOperands(x.q))
     assert len(launched) == 2

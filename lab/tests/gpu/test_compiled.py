@@ -22,12 +22,12 @@ pytestmark = [
 
 OTHERS = {
     "merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step",
-    "far_moments",
+    "far_moments", "asked_of_keys", "sum_parameters", "spread", "key_scores", "small_search", "large_search",
 }  # fmt: skip
 PRODUCTS = {
     "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",
     "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients", "block_moments",
-    "near_far_outputs",
+    "near_far_outputs", "near_far_query_gradients", "near_far_key_gradients", "first_token_gradients", "block_asks",
 }  # fmt: skip
 
 

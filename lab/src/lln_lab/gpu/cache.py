@@ -22,7 +22,7 @@ class Cache:
             try:
                 found = asdict(compiled(launch, target))
             except Exception as reason:  # of any kind: compilers fail in many ways
-                found = {"failed": f"{type(reason).__name__}: {reason}"[:500]}
+                found = {"failed": f"{type(reason).__name__}: {reason}"[-500:]}
             with whole(path) as aside:
                 aside.write_text(json.dumps(found) + "\n")
         told = json.loads(path.read_text())

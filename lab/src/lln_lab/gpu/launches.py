@@ -8,12 +8,15 @@ import torch
 
 from lln.ops.blocks.op import Operands as BlockOperands
 from lln.ops.diag.op import Operands as DiagOperands
-from lln.ops.gpu import attention, block_attention, diag_attention, near_far_attention
+from lln.ops.gpu import attention, block_attention, diag_attention, near_far_attention, sample_matching
 from lln.ops.lln.op import Operands, State
+from lln.ops.moments import MatchOperands
 from lln.ops.near_far import Operands as NearFarOperands
 from lln_lab.gpu.compiling import Launch, caught
 
 BLOCK = 128
+FIRST_TOKENS = 4  # of near-far attention
+MATCHING = "matching on a sample"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -86,9 +89,11 @@ def _operations(size: Size) -> dict[str, Any]:
     def near_far(causal: bool) -> Any:
         weights = torch.empty(size.batch, size.heads, 4, device="meta")
         x = NearFarOperands(
-            q, k, v, scale, scale, scale, weights, None, None, BLOCK, 0, 0, size.dim**-0.5, causal
+            q, k, v, scale, scale, scale, weights, None, None, BLOCK, 0, FIRST_TOKENS, size.dim**-0.5, causal
         )  # fmt: skip
-        return near_far_attention.forward(x), None
+        return near_far_attention.forward(x), lambda r: near_far_attention.backward(
+            {"out": torch.empty_like(r.out)}, r, x, {"alpha"}
+        )
 
     def step() -> Any:
         one: list[Any] = [t[:, :, :1] for t in (q, k, v)]
@@ -96,10 +101,14 @@ def _operations(size: Size) -> dict[str, Any]:
         x = Operands(one[0], one[1], one[2], scale, scale, scale, is_causal=True).starting_from(State(*state))
         return attention.forward(x), None
 
+    def matching() -> Any:
+        x = MatchOperands(q, k, None, None, "sample", "entropy", "head", size.dim**-0.5, True)
+        return sample_matching.forward(x), None
+
     found: dict[str, Any] = {}
     for causal, words in ((False, "bidirectional"), (True, "causal")):
         found |= {
             f"{name}, {words}": partial(run, causal)
             for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag), ("near-far", near_far))
         }
-    return found | {"a step of decoding": step}
+    return found | {"a step of decoding": step, MATCHING: matching}

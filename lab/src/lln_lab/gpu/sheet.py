@@ -10,9 +10,9 @@ from lln.ops.gpu import tiles
 from lln_lab.gpu import matching, peers, work
 from lln_lab.gpu.cache import Cache
 from lln_lab.gpu.compiling import TARGETS, Compiled, Launch
-from lln_lab.gpu.launches import DTYPES, Size, launches
+from lln_lab.gpu.launches import DTYPES, MATCHING, Size, launches
 
-MATCHING = (("sample", "triton"), ("sample", "chunked"), ("table", "chunked"))
+WAYS = (("sample", "triton"), ("sample", "chunked"), ("table", "chunked"))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known
             told(f"{target} {dtype} {size} {name}", total)
             row = (known or {}).get(launch.key(target))
             kernels.append(row or kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
-        operations += [_operation(name, some, target, dtype, size) for name, some in found.items()]
+        timed = {name: some for name, some in found.items() if not name.startswith(MATCHING)}
+        operations += [_operation(name, some, target, dtype, size) for name, some in timed.items()]
     others = peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told) if plan.peers else {"kernels": []}
     shape = asdict(Size(0, DTYPES["bfloat16"]))
     return {
@@ -53,7 +54,7 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known
         "kernels": kernels,
         "operations": operations,
         "peers": others,
-        "matching": [matching.counted(Size(64, DTYPES["bfloat16"]), *way) for way in MATCHING],
+        "matching": [matching.counted(Size(64, DTYPES["bfloat16"]), *way) for way in WAYS],
     }
 
 

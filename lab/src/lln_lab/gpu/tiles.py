@@ -26,6 +26,7 @@ LARGE = [
     (16, 4),
 ]  # heads of 128 and more have never fitted into four warps of 64 rows
 CAUSAL = [(32, 8), (16, 8), (16, 4)]  # nor has a causal kernel into four warps of 32
+NEAR_FAR = ("block_moments", "near_far_outputs", "near_far_gradients", "block_asks")  # nor those, of tiles of a block
 SMALLER_CARDS = 99 * 1024  # sm_86 and sm_89 run what is compiled for sm_80, and have less shared memory
 
 
@@ -60,10 +61,11 @@ def search(
 def candidates(entry: str, target: str, size: int) -> list[tuple[int, int]]:
     """(rows, warps) in the order of preference."""
     if target == "gfx942":  # its warps have 64 threads, and with more than four of them a thread has half the registers
-        return [(rows, 4) for rows in (64, 32, 16)] if not entry.startswith("causal") else [(16, 4)]
+        tallest = 16 if entry.startswith("causal") else 32 if entry in NEAR_FAR else 64
+        return [(rows, 4) for rows in (64, 32, 16) if rows <= tallest]
     if entry == "causal_gradients":
         return CAUSAL[1:]
-    return CAUSAL if entry.startswith("causal") else SMALL if size <= 64 else LARGE
+    return CAUSAL if entry.startswith("causal") or entry in NEAR_FAR else SMALL if size <= 64 else LARGE
 
 
 def _short(made: dict[str, Any]) -> dict[str, int]:

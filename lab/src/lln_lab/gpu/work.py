@@ -36,22 +36,32 @@ CARDS = {
 SAMPLED = {
     (kernel, x) for kernel in ("spread", "small_search", "large_search") for x in ("q", "k")
 }  # a few rows of them
+# What far keys come after a block is added in a second pass, over the same blocks: written, read again and written again.
+BOTH_WAYS = {
+    ("far_moments", "parts"): 2, ("far_moments", "far"): 3, ("asked_of_keys", "asked"): 2, ("asked_of_keys", "told"): 3,
+}  # fmt: skip
 IN_PLACE = {("prefix_states", "parts"), ("causal_outputs", "kept"), ("causal_query_gradients", "kept")}
 
 
 def bytes_moved(launch: Launch) -> int:
-    added = launch.arguments.get("ADD", False), launch.arguments.get("ADD_VALUES", False)
-    twice = IN_PLACE | ({(launch.name, "dq"), (launch.name, "dk")} if added[0] else set())
-    twice |= {(launch.name, "dv")} if added[1] else set()
     total, seen = 0, set()
     for name, value in launch.arguments.items():
         if (launch.name, name) in SAMPLED:
             continue
         for tensor in _tensors(value):
             if id(tensor) not in seen:
-                total += (2 if (launch.name, name) in twice else 1) * tensor.numel() * tensor.element_size()
+                total += _times(launch, name) * tensor.numel() * tensor.element_size()
             seen.add(id(tensor))
     return total
+
+
+def _times(launch: Launch, name: str) -> int:
+    """How often an argument is moved."""
+    given = launch.arguments
+    if (launch.name, name) in BOTH_WAYS and not given["CAUSAL"]:
+        return BOTH_WAYS[launch.name, name]
+    added = {"dq": "ADD", "dk": "ADD", "dv": "ADD_VALUES"}.get(name)
+    return 2 if (launch.name, name) in IN_PLACE or (added is not None and given.get(added, False)) else 1
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -80,7 +90,11 @@ def flops(launch: Launch, size: Size) -> float:
         "block_query_gradients": 5 * block,
         "block_key_gradients": 4 * block,
         "block_moments": 2 * state,
-        "near_far_outputs": 2 * block + 2 * state,
+        "near_far_outputs": 2 * (block + near) + 2 * state,
+        "near_far_query_gradients": 5 * (block + near) + 4 * state,
+        "near_far_key_gradients": 4 * block + 4 * state,
+        "first_token_gradients": 4 * near,
+        "block_asks": 2 * state,
     }.get(launch.entry, 0.0)
 
 

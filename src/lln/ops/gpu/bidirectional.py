@@ -35,7 +35,7 @@ def lln_rows(
     like: tl.constexpr = q.data.dtype.element_ty
     m = tl.full([ROWS], float("-inf"), tl.float32)
     numerator, denominator = tl.zeros([ROWS, VALUES], tl.float32), tl.zeros([ROWS], tl.float32)
-    for i in tl.static_range(SLICES):
+    for i in range(SLICES):
         column = i * COLUMNS + tl.arange(0, COLUMNS)
         _, a = exponents_of_queries(q, alpha, bias, state, sequence, batch, head, own, row, column, there, D)
         s, z = load_sums(state, own, column, e, D, E)

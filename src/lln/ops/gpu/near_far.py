@@ -12,29 +12,71 @@ from lln.ops.gpu.pieces import counting, finite, place, product, read, rounded, 
 
 
 @triton.jit
-def with_keys(
-    q, k, v, mask, batch, head, key_head, row, there, other, allowed, m, total, found, SCALE, column, e,
-    like: tl.constexpr, D: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """Softmax's running maximum, sum and sum of values with one more tile of keys."""
-    counts = counting(mask, batch, other, other + 1) & allowed
-    queries = read(q, batch, head, row, column, there[:, None] & (column < D)[None, :])
-    keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
-    values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
+def near_keys(first, stop, origin, end, size, neighbours, first_tokens, some, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
+    """The window of the rows of a block, the end of the first tokens, and how many tiles of keys both have.
+
+    `some`: whether there are rows at all.
+    """
+    begin, last = tl.maximum(first - neighbours * size, origin), stop
+    if not CAUSAL:
+        last = tl.minimum(stop + neighbours * size, end)
+    tokens = tl.minimum(origin + first_tokens, end)
+    outside = tl.where((begin > origin) | (tokens > last), tokens - origin, 0)
+    tiles = (last - begin + ROWS - 1) // ROWS + (outside + ROWS - 1) // ROWS
+    return begin, last, tokens, tl.where(some, tiles, 0)
+
+
+@triton.jit
+def near_tile(number, begin, last, origin, tokens, ROWS: tl.constexpr):
+    """Positions of a tile of keys, of the window first and then of first tokens, and which of them are near."""
+    window = (last - begin + ROWS - 1) // ROWS
+    start = tl.where(number < window, begin + number * ROWS, origin + (number - window) * ROWS)
+    other = start + tl.arange(0, ROWS)
+    inside = (other >= begin) & (other < last)
+    return other, tl.where(number < window, inside, (other < tokens) & (inside == 0))
+
+
+@triton.jit
+def counting_near(mask, batch, other, near):
+    """Which of the keys that are near count; nothing else is looked at."""
+    return counting(mask, batch, other, tl.where(near, other + 1, 0))
+
+
+@triton.jit
+def near_scores(queries, keys, row, other, counts, SCALE, like: tl.constexpr, CAUSAL: tl.constexpr):
+    """s_ij, -inf where the pair does not count, and which pairs do."""
     pairs = counts[None, :] & (row >= 0)[:, None]
     if CAUSAL:
         pairs = pairs & (other[None, :] <= row[:, None])
-    scores = tl.where(pairs, product(queries, tl.trans(keys), like) * SCALE, float("-inf"))
-    higher = tl.maximum(m, tl.max(scores, 1))
-    p = tl.exp(scores - finite(higher)[:, None])
-    kept = tl.exp(m - finite(higher))
-    good = tl.abs(values.to(tl.float32)) < float("inf")
-    found = found * kept[:, None] + product(p, tl.where(good, values, 0.0), like)
-    if tl.min(good.to(tl.int32)) == 0:
-        # A value that is not finite reaches the rows that see it, and no others.
-        poison = product(pairs.to(tl.float32), tl.where(good, 0.0, 1.0), like)
-        found = tl.where(poison > 0.0, float("nan"), found)
-    return higher, total * kept + tl.sum(p, 1), found
+    return tl.where(pairs, product(queries, tl.trans(keys), like) * SCALE, float("-inf")), pairs
+
+
+@triton.jit
+def far_exponents(queries, alpha, bias, sequence, head, part, c, D: tl.constexpr):
+    """a + c, -inf for columns that are not features."""
+    offset = scale(bias, sequence, head, part, D) + finite(c)
+    a = queries * scale(alpha, sequence, head, part, D)[None, :] + offset[None, :]
+    return tl.where((part < D)[None, :], a, float("-inf"))
+
+
+@triton.jit
+def far_share(spread, tilt, count, m, total, SCALE):
+    """m, 1 - m, x and 2 E'(x) of rows with sum_l q_l^2 sigma_l^2 and q . mu; and where E is past its bend."""
+    log_count = tl.log(count)
+    x = spread * SCALE * SCALE
+    frozen = x > 2 * log_count
+    energy = tl.where(frozen, tl.sqrt(2 * x * log_count) - log_count, x * 0.5)
+    fall = tl.where(frozen, tl.sqrt(2 * log_count / tl.where(frozen, x, 1.0)), 1.0)
+    log_near = finite(m) + tl.log(tl.where(total == 0.0, 1.0, total))
+    beyond = log_count + SCALE * tilt + energy - log_near
+    share = tl.where(total == 0.0, 1.0, tl.sigmoid(beyond))
+    return share, tl.where(total == 0.0, 0.0, tl.sigmoid(-beyond)), x, fall, frozen
+
+
+@triton.jit
+def load_weights(weights, batch, head, heads):
+    at = weights + (batch.to(tl.int64) * heads + head) * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
@@ -53,24 +95,26 @@ def near_far_outputs(
     there = row < stop
     m, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     near = tl.zeros([ROWS, VALUES], tl.float32)
-    begin, last = tl.maximum(first - neighbours * stretches.rows, origin), stop
-    if not CAUSAL:
-        last = tl.minimum(stop + neighbours * stretches.rows, end)
-    limit = tl.where(first + tile * ROWS < stop, last, begin)  # no rows, no keys
-    for some in range(begin, limit, ROWS):
-        other = some + tl.arange(0, ROWS)
-        m, total, near = with_keys(
-            q, k, v, mask, batch, head, key_head, row, there, other, other < last, m, total, near, frames.scale,
-            column, e, like, D, E, CAUSAL,
-        )  # fmt: skip
-    tokens = tl.where(first + tile * ROWS < stop, tl.minimum(origin + first_tokens, end), origin)
-    for some in range(origin, tokens, ROWS):
-        other = some + tl.arange(0, ROWS)
-        outside = (other < tokens) & ((other < begin) | (other >= last))
-        m, total, near = with_keys(
-            q, k, v, mask, batch, head, key_head, row, there, other, outside, m, total, near, frames.scale,
-            column, e, like, D, E, CAUSAL,
-        )  # fmt: skip
+    begin, last, tokens, tiles = near_keys(
+        first, stop, origin, end, stretches.rows, neighbours, first_tokens, first + tile * ROWS < stop, ROWS, CAUSAL
+    )
+    for number in range(tiles):
+        other, is_near = near_tile(number, begin, last, origin, tokens, ROWS)
+        counts = counting_near(mask, batch, other, is_near)
+        queries = read(q, batch, head, row, column, there[:, None] & (column < D)[None, :])
+        keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
+        values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
+        scores, pairs = near_scores(queries, keys, row, other, counts, frames.scale, like, CAUSAL)
+        higher = tl.maximum(m, tl.max(scores, 1))
+        p = tl.exp(scores - finite(higher)[:, None])
+        kept = tl.exp(m - finite(higher))
+        good = tl.abs(values.to(tl.float32)) < float("inf")
+        near = near * kept[:, None] + product(p, tl.where(good, values, 0.0), like)
+        if tl.min(good.to(tl.int32)) == 0:
+            # A value that is not finite reaches the rows that see it, and no others.
+            poison = product(pairs.to(tl.float32), tl.where(good, 0.0, 1.0), like)
+            near = tl.where(poison > 0.0, float("nan"), near)
+        total, m = total * kept + tl.sum(p, 1), higher
     near = near / tl.where(total == 0.0, 1.0, total)[:, None]
     at = index * (heads // groups) + key_head
     count = tl.load(far.total + at.to(tl.int64))
@@ -88,26 +132,16 @@ def near_far_outputs(
             spread += tl.sum(queries * queries * (key_spread / count)[None, :], 1)
             tilt += tl.sum(queries * key_mean[None, :], 1)
             slope += product(queries, products / count, like)
-            offset = scale(bias, sequence, head, part, D) + finite(c)
-            a = queries * scale(alpha, sequence, head, part, D)[None, :] + offset[None, :]
-            a = tl.where((part < D)[None, :], a, float("-inf"))
+            a = far_exponents(queries, alpha, bias, sequence, head, part, c, D)
             higher = tl.maximum(top, tl.max(a, 1))
             f = rounded(tl.exp(a - higher[:, None]), like)
             kept = tl.exp(top - higher)
             summed = summed * kept[:, None] + product(f, s, like)
             normaliser = normaliser * kept + tl.sum(f * z[None, :], 1)
             top = higher
-        log_count = tl.log(count)
-        x = spread * frames.scale * frames.scale
-        frozen = x > 2 * log_count
-        energy = tl.where(frozen, tl.sqrt(2 * x * log_count) - log_count, x * 0.5)
-        fall = tl.where(frozen, tl.sqrt(2 * log_count / tl.where(frozen, x, 1.0)), 1.0)
-        log_far = log_count + frames.scale * tilt + energy
-        log_near = finite(m) + tl.log(tl.where(total == 0.0, 1.0, total))
-        share = tl.where(total == 0.0, 1.0, tl.sigmoid(log_far - log_near))[:, None]
-        to = weights + (batch.to(tl.int64) * heads + head) * 4
-        of_near, of_lln, of_mean, of_slope = tl.load(to), tl.load(to + 1), tl.load(to + 2), tl.load(to + 3)
+        share, _, _, fall, _ = far_share(spread, tilt, count, m, total, frames.scale)
+        of_near, of_lln, of_mean, of_slope = load_weights(weights, batch, head, heads)
         lln = summed / tl.where(normaliser == 0.0, 1.0, normaliser)[:, None]
         beyond = of_lln * lln + of_mean * value_mean[None, :] + (of_slope * frames.scale) * fall[:, None] * slope
-        near = (1.0 + share * (of_near - 1.0)) * near + share * beyond
+        near = (1.0 + share * (of_near - 1.0))[:, None] * near + share[:, None] * beyond
     tl.store(place(out, batch, head, row, e), near, mask=there[:, None] & (e < E)[None, :])

@@ -109,7 +109,7 @@ class _Match:
         top = min(SMALL_KEYS.top, most)
         sample_search.small_search[self.grid](
             *given, *self._places(SMALL_KEYS, top), self._empty(1), *last, **options, ROWS=SMALL_ROWS,
-            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS, num_warps=4,
+            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS, num_warps=8,
         )  # fmt: skip
         top = min(LONG_KEYS.top, most)
         large_search.large_search[self.grid](

@@ -7,6 +7,8 @@ from lln.ops.gpu.pieces import decay
 from lln.ops.gpu.plan import stretches_of
 from lln.ops.gpu.states import load_maximum, load_sums
 
+MANY = tl.constexpr(16)  # parts read at once
+
 
 @triton.jit
 def sum_scales(
@@ -29,21 +31,41 @@ def sum_scales(
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     if head < query_heads:
-        sum_scale(alpha, dalpha, queries, sequence, head, query_heads, D, COLUMNS)
-        sum_scale(bias, dbias, queries, sequence, head, query_heads, D, COLUMNS)
+        sum_scale(alpha, dalpha, queries, sequence, head, query_heads, 1, D, COLUMNS)
+        sum_scale(bias, dbias, queries, sequence, head, query_heads, 1, D, COLUMNS)
     else:
-        sum_scale(beta, dbeta, keys, sequence, head - query_heads, key_heads, D, COLUMNS)
+        sum_scale(beta, dbeta, keys, sequence, head - query_heads, key_heads, 1, D, COLUMNS)
 
 
 @triton.jit
-def sum_scale(parts, found, stretches, sequence, head, heads, D: tl.constexpr, COLUMNS: tl.constexpr):
+def sum_scale(
+    parts, found, stretches, sequence, head, heads, TILES: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Over all TILES of each stretch, MANY of them at a time."""
     column = tl.arange(0, COLUMNS)
     begin, end = stretches_of(stretches, sequence)
     total = tl.zeros([COLUMNS], tl.float64)
-    for index in range(begin, end):
+    for some in range(begin * TILES, end * TILES, MANY):
+        index = some + tl.arange(0, MANY)
         at = (index * heads + head).to(tl.int64) * D
-        total += tl.load(parts + at + column, mask=column < D, other=0.0).to(tl.float64)
+        inside = (index < end * TILES)[:, None] & (column < D)[None, :]
+        total += tl.sum(tl.load(parts + at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float64), 0)
     tl.store(found + (sequence * heads + head).to(tl.int64) * D + column, total, mask=column < D)
+
+
+@triton.jit
+def sum_parameters(
+    alpha, bias, weights, beta, dalpha, dbias, dweights, dbeta, stretches, query_heads, key_heads,
+    TILES: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`sum_scales` for near-far attention: its parts are of tiles, and there are weights, (S, Hq, 4). The grid is the same."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    if head < query_heads:
+        sum_scale(alpha, dalpha, stretches, sequence, head, query_heads, TILES, D, COLUMNS)
+        sum_scale(bias, dbias, stretches, sequence, head, query_heads, TILES, D, COLUMNS)
+        sum_scale(weights, dweights, stretches, sequence, head, query_heads, TILES, 4, 4)
+    else:
+        sum_scale(beta, dbeta, stretches, sequence, head - query_heads, key_heads, TILES, D, COLUMNS)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from lln.ops.gpu.environment import interpreted
 SMALLEST = 16  # of a side of a product
 LARGEST_WHOLE = 128  # features of a head that is not cut into slices
 SLICE = 64
+LARGEST_OPERAND = 8192  # numbers of a state that lie in shared memory at once on gfx942, which has 64 KB
 LARGEST_STATE = 4096  # numbers of a state that a causal program has in registers: the whole of it, or a slice
 LARGEST_GRADIENT = 1024  # the same for gradients, which have two states
 MERGED = 16  # features that a program adds up over stretches
@@ -40,6 +41,12 @@ ENTRIES = {
     "mixed_outputs": "mixed_outputs",
     "block_query_gradients": "block_gradients",
     "block_key_gradients": "block_gradients",
+    "block_moments": "block_moments",
+    "near_far_outputs": "near_far_outputs",
+    "near_far_query_gradients": "near_far_gradients",
+    "near_far_key_gradients": "near_far_gradients",
+    "first_token_gradients": "near_far_gradients",
+    "block_asks": "block_asks",
 }
 
 
@@ -60,6 +67,9 @@ class Shape(NamedTuple):
 
     @property
     def columns(self) -> int:
+        """All features, or a slice of them where a state as the operand of a product would not fit."""
+        if _is_amd():
+            return min(power_of_two(self.D), max(SMALLEST, LARGEST_OPERAND // self.values))
         return SLICE if self.D > LARGEST_WHOLE else power_of_two(self.D)
 
     @property
@@ -133,6 +143,10 @@ def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> 
 def addresses_anew(device: torch.device) -> bool:
     """Whether to compute addresses anew for each slice of features: kept over the slices they spill on sm_80, anew on sm_90."""
     return not interpreted() and (_target_instead or target_of(device)) == "sm_80"
+
+
+def _is_amd() -> bool:
+    return _target_instead == "gfx942" or (_target_instead is None and torch.version.hip is not None)
 
 
 @lru_cache

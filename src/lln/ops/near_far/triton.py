@@ -1,7 +1,6 @@
-"""Near exact, far by moments, on a GPU: forward by Triton in three launches; gradients by plain torch, which computes it anew.
+"""Near exact, far by moments, on a GPU, by Triton: three launches forward, and six to eight on the way back.
 
-On the way back every block's moments have gradients of their own, which go through the merger the other way round: as many
-kernels again. Kernels are imported when they are first needed.
+`lln.ops.gpu.near_far_attention` lists them. Kernels are imported when they are first needed.
 """
 
 from torch import Tensor
@@ -18,7 +17,7 @@ def forward(x: Operands) -> Results:
 
 
 def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wanted: set[str]) -> dict[str, Tensor]:
-    from lln.ops.near_far.plain import backward
+    from lln.ops.gpu.near_far_attention import backward
 
     return backward(grads, results, x, wanted)
 

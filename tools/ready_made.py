@@ -2,9 +2,10 @@
 
     python tools/ready_made.py LEARNED DISTILLED BASE OUT
 
-LEARNED is the distillation's own file of numbers (alpha, beta, bias, weights and maps of each layer, factors of low-rank
-updates), DISTILLED the folder of the model it ended in, whose config.lln is taken, BASE the original's folder. Maps and factors
-are rounded to float16; numbers of heads stay float32. The file is tried: the cosine of both models' hidden states is printed.
+LEARNED is the distillation's checkpoint, distil.safetensors (alpha, beta, bias, weights and maps of each layer, factors of
+low-rank updates, beside the optimiser's state), DISTILLED the folder of the model it ended in, whose config.lln is taken, BASE
+the original's folder. Maps and factors are rounded to float16; numbers of heads stay float32. The file is tried: the cosine of
+both models' hidden states is printed.
 """
 
 import copy
@@ -22,6 +23,7 @@ from lln.hf import convert
 from lln.hf.conversion.ready_made import LEFT, MAP, RIGHT, write_conversion
 from lln.hf.modules import named_attention_modules
 
+PARAMETER = "parameter/"
 FACTORS = (".lora_A.lln.weight", ".lora_B.lln.weight")
 
 
@@ -51,7 +53,8 @@ def main() -> None:
     learned, distilled, original, out = map(Path, sys.argv[1:])
     base, wanted = (AutoModel.from_pretrained(folder).eval() for folder in (original, distilled))
     options = json.loads((distilled / "config.json").read_text())["lln"]
-    write_conversion(out, base, [options], tensors_of(load_file(learned), base))
+    numbers = {n.removeprefix(PARAMETER): x for n, x in load_file(learned).items() if n.startswith(PARAMETER)}
+    write_conversion(out, base, [options], tensors_of(numbers, base))
     ids = torch.randint(1000, base.config.vocab_size, (4, 256), generator=torch.Generator().manual_seed(0))
     made = convert(copy.deepcopy(base), weights=out)
     with torch.no_grad():

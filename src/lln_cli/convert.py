@@ -26,10 +26,13 @@ from lln_cli.terminal import telling
 def convert(
     model: Model,
     data: Annotated[
-        Path, typer.Option(exists=True, help="Texts to calibrate on: one per line, or JSON lines; may be .xz.")
-    ],
+        Path | None, typer.Option(exists=True, help="Texts to calibrate on: one per line, or JSON lines; may be .xz.")
+    ] = None,
     out: Annotated[Path, folder_to_write("Folder for the converted model and convert.json.")] = Path("runs/converted"),
     test_data: TestData = None,
+    weights: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A ready-made conversion, in place of --data.")
+    ] = None,
     attention: Attention = "lln_diag",
     block_size: BlockSize = 64,
     neighbours: Neighbours = 0,
@@ -64,8 +67,12 @@ def convert(
     from lln.results import write_result
 
     console = Console()
+    given = {"--attention": attention != "lln_diag", "--block-size": block_size != 64, "--neighbours": neighbours,
+             "--first-tokens": first_tokens, "--keep-softmax": keep_softmax, "--softmax-layers": softmax_layers,
+             "--distil": distil, "--compare": compare}  # fmt: skip
+    texts_in, measured_on = _files(data, test_data, weights, [name for name, x in given.items() if x])
     settings = report.Settings(
-        model=model, data=data, test_data=test_data or data, out=out, attention=attention, block_size=block_size,
+        model=model, data=texts_in, test_data=measured_on, out=out, weights=weights, attention=attention, block_size=block_size,
         neighbours=neighbours, first_tokens=first_tokens, keep_softmax=_layers(keep_softmax or []),
         softmax_layers=softmax_layers, texts=texts, test_texts=test_texts, max_length=max_length, join=join,
         distil=distil, distil_texts=distil_texts, compare=compare, memory=memory, threads=threads, seed=seed,
@@ -75,6 +82,17 @@ def convert(
     _print(console, result)
     written = write_result(out / "convert.json", result, seed)
     console.print(f"written: {written} (all figures) and the model beside it", soft_wrap=True)
+
+
+def _files(data: Path | None, test_data: Path | None, weights: Path | None, given: list[str]) -> tuple[Path, Path]:
+    """The texts to calibrate and to measure on; a ready-made conversion calibrates nothing and brings its own options."""
+    if weights is not None and (data is not None or given):
+        wrong = "--data" if data is not None else given[0]
+        raise typer.BadParameter(f"--weights holds the whole conversion: leave out {wrong}")
+    if data is None and (weights is None or test_data is None):
+        raise typer.BadParameter("give --data to calibrate on, or --weights and, to measure on, --test-data")
+    found = [path for path in (data, test_data) if path is not None]
+    return found[0], found[-1]
 
 
 def _layers(given: list[str]) -> list[int] | str:

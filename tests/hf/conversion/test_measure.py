@@ -1,15 +1,20 @@
 """The conversion report, on tiny models, through the command line."""
 
+import copy
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+import lln.hf
+from lln.hf.conversion.closeness import Closeness
 from lln.hf.conversion.measure import perplexity, similarity
+from lln.hf.conversion.text_file import TextFile
 from tests.hf.models import VOCABULARY, inputs, make
 
 typer = pytest.importorskip("typer")
@@ -35,16 +40,11 @@ def _texts(folder: Path) -> Path:
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_the_command_converts_saves_and_reports(family: str, tmp_path: Path) -> None:
     from transformers import AutoModel
-    from typer.testing import CliRunner
-
-    from lln_cli.convert import convert
 
     model = make(family, "sdpa")
     del model.config.lln
     model.save_pretrained(tmp_path / "model")
     _tokenizer().save_pretrained(tmp_path / "model")
-    app = typer.Typer()
-    app.command()(convert)
     arguments = [
         str(tmp_path / "model"),
         "--data",
@@ -54,7 +54,7 @@ def test_the_command_converts_saves_and_reports(family: str, tmp_path: Path) -> 
         "--no-memory",
     ]
     arguments += ["--texts", "2", "--test-texts", "3", "--max-length", "32", "--block-size", "8", "--distil", "6"]
-    ran = CliRunner().invoke(app, arguments)
+    ran = run(*arguments)
     assert ran.exit_code == 0, ran.output
     result = json.loads((tmp_path / "out" / "convert.json").read_text())
     assert set(result["converted"]) == {"long", "short"} and result["time"][0]["ratio"]["original"] == 1.0
@@ -63,6 +63,55 @@ def test_the_command_converts_saves_and_reports(family: str, tmp_path: Path) -> 
     assert result["calibration"] == {"long": 2, "short": 2, "max_length": 32}
     assert result["distilled"] != result["converted"]
     assert AutoModel.from_pretrained(tmp_path / "out").config._attn_implementation == "lln_diag"
+
+
+def run(*arguments: Any) -> Any:
+    from typer.testing import CliRunner
+
+    from lln_cli.convert import convert
+
+    app = typer.Typer()
+    app.command()(convert)
+    return CliRunner().invoke(app, [str(x) for x in arguments], env={"COLUMNS": "200"})
+
+
+def test_a_ready_made_file_is_measured_as_the_model_it_makes(tmp_path: Path) -> None:
+    base, texts = make("bert", "sdpa"), _texts(tmp_path)
+    del base.config.lln
+    base.save_pretrained(tmp_path / "model")
+    _tokenizer().save_pretrained(tmp_path / "model")
+    made = lln.hf.convert(copy.deepcopy(base), "lln_near_far", [inputs("bert")], block_size=8, first_tokens=1)
+    file = lln.hf.save_conversion(made, base, tmp_path / "file.safetensors")
+    ran = run(
+        tmp_path / "model", "--weights", file, "--test-data", texts, "--out", tmp_path / "out", "--test-texts", 5,
+        "--max-length", 32,
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((tmp_path / "out" / "convert.json").read_text())
+    assert result["weights"] == {"file": "file.safetensors", "bytes": file.stat().st_size}
+    assert (result["attention"], result["block_size"], result["first_tokens"]) == ("lln_near_far", 8, 1)
+    groups = TextFile(texts, 32).batches(base, _tokenizer(), 5, batch_size=8)
+    wanted = Closeness(base.eval(), groups)(made.eval())
+    assert result["tested_on"] == {"long": 5, "short": 5} and result["calibration"] == {"max_length": 32}
+    for group, measures in wanted.items():
+        assert result["converted"][group] == pytest.approx(measures, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "give --data to calibrate on, or --weights"),
+        (("--weights", "FILE"), "give --data to calibrate on, or --weights and, to measure on, --test-data"),
+        (("--weights", "FILE", "--data", "FILE"), "leave out --data"),
+        (("--weights", "FILE", "--test-data", "FILE", "--neighbours", "1"), "leave out --neighbours"),
+    ],
+)
+def test_a_ready_made_file_takes_the_place_of_data_and_options(
+    arguments: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "FILE").write_text("")
+    ran = run("model", "--out", tmp_path / "out", *(tmp_path / x if x == "FILE" else x for x in arguments))
+    assert ran.exit_code == 2 and told in " ".join(ran.output.split()), ran.output
 
 
 def test_similarity_of_a_thing_to_itself_is_one() -> None:

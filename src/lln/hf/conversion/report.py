@@ -16,6 +16,7 @@ from lln.hf.conversion.text_file import TextFile
 from lln.hf.conversion.variants import compare as compare_variants
 from lln.hf.distillation.distil import distil
 from lln.hf.modules import attention_modules
+from lln.hf.options import options_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Settings:
     data: Path
     test_data: Path
     out: Path
+    weights: Path | None = (
+        None  # a conversion in a file; nothing is calibrated then, and `data` is only what texts avoid
+    )
     attention: str = "lln_diag"
     block_size: int = 64
     neighbours: int = 0
@@ -49,7 +53,8 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     on_progress("choosing texts")
     texts = TextFile(settings.data, settings.max_length, settings.join, settings.seed)
     texts = texts.leaving(settings.test_data, settings.test_texts)
-    training = texts.batches(original, tokenizer, max(settings.texts, settings.distil_texts if settings.distil else 0))
+    wanted = max(settings.texts, settings.distil_texts if settings.distil else 0)
+    training = {} if settings.weights else texts.batches(original, tokenizer, wanted)
     calibration = {name: first_texts(batches, settings.texts) for name, batches in training.items()}
     batches = [batch for found in calibration.values() for batch in found]
     groups = texts.to_measure_on(settings.test_data).batches(original, tokenizer, settings.test_texts, batch_size=8)
@@ -58,10 +63,15 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     measure = Closeness(original, groups)
     variants = compare_variants(copy.deepcopy(original), batches, measure, on_progress) if settings.compare else {}
     on_progress("converting")
-    model = convert(
-        copy.deepcopy(original), settings.attention, batches, settings.keep_softmax, block_size=settings.block_size,
-        neighbours=settings.neighbours, first_tokens=settings.first_tokens, softmax_layers=settings.softmax_layers,
-    )  # fmt: skip
+    if settings.weights is not None:
+        model = convert(copy.deepcopy(original), weights=settings.weights)
+    else:
+        model = convert(
+            copy.deepcopy(original), settings.attention, batches, settings.keep_softmax,
+            block_size=settings.block_size, neighbours=settings.neighbours, first_tokens=settings.first_tokens,
+            softmax_layers=settings.softmax_layers,
+        )  # fmt: skip
+    options = options_of(model.config)
     on_progress("measuring the converted model")
     converted = measure(model)
     errors = [getattr(getattr(m, "lln", None), "fit_error", None) for m in attention_modules(model)]
@@ -84,10 +94,11 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         memory = memory_against_length({"original": settings.model, "converted": str(settings.out)}, lengths)
     return {
         "model": Path(settings.model).name,
-        "attention": settings.attention,
-        "block_size": settings.block_size,
-        "neighbours": settings.neighbours,
-        "first_tokens": settings.first_tokens,
+        "weights": None if settings.weights is None else _described(settings.weights),
+        "attention": options.attention,
+        "block_size": options.block_size,
+        "neighbours": options.neighbours,
+        "first_tokens": options.first_tokens,
         "softmax_layers": [i for i, m in enumerate(attention_modules(model)) if getattr(m, "lln", None) is None],
         "calibration": {
             **{name: count_texts(found) for name, found in calibration.items()},
@@ -115,6 +126,10 @@ def first_texts(batches: list[Batch], count: int) -> list[Batch]:
 
 def count_texts(batches: list[Batch]) -> int:
     return sum(len(batch["input_ids"]) for batch in batches)
+
+
+def _described(weights: Path) -> dict[str, Any]:
+    return {"file": weights.name, "bytes": weights.stat().st_size}
 
 
 def _longest(model: Any, max_length: int) -> int:

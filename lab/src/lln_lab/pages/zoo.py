@@ -13,50 +13,51 @@ from typing import Any
 from lln.zoo import registry
 
 FLAGS = {
-    "bidirectional": "both ways",
+    "bidirectional": "bidirectional",
     "causal": "causal",
     "cross": "cross-attention",
     "fixed_length": "fixed length",
     "dense": "dense matrix",
     "deterministic": "deterministic",
     "learned": "own weights",
-    "equivariant": "permutation equivariant",
+    "equivariant": "equivariant",
     "replaces_feed_forward": "replaces feed-forward",
 }
 HEAD = """# The zoo
 
-Every attention of the paper's tables, and those that people have chosen between since, under one interface, each written from
-its own paper's equations and held to one suite (`tests/zoo`): a literal oracle, gradients, padding, causality, independence of
-samples, odd lengths, dtypes, saving, and growth of cost by count.
+Every attention of the paper's tables and several newer ones, under one interface. Each is written from the equations of its own
+paper and passes the same tests (`tests/zoo`): comparison with a literal oracle, gradients, padding, causality, independence of
+samples, odd lengths, dtypes, saving, and growth of cost with length.
 
 ```python
 import torch
 import lln.zoo
 
 lln.zoo.names()
-layer = lln.zoo.build("performer", embed_dim=768, num_heads=12, max_length=4096, features=256)
+layer = lln.zoo.build("performer", embed_dim=768, num_heads=12, max_length=4096)
 x, mask = torch.randn(2, 100, 768), torch.arange(100) < torch.tensor([[100], [80]])
-y = layer(x, key_mask=mask)        # x (B, N, E); mask (B, N), True where a key counts
-P = layer.dense(x)                         # (B, H, N, N), where the member has a matrix
-f = lln.zoo.attention("elu")               # f(q, k, v), heads first, for members without weights of their own
+y = layer(x, key_mask=mask)     # x (B, N, E); mask (B, N), True where a key counts
+P = layer.dense(x)              # (B, H, N, N), if the member has a matrix
+f = lln.zoo.attention("elu")    # f(q, k, v), heads first, for members without weights
 ```
 
-This page is made by `python -m lln_lab.pages.zoo docs` from the registry and the results in `docs/results`; do not edit it.
+<!-- Made from the registry and docs/results by `python -m lln_lab.pages.zoo docs`; do not edit. -->
 """
 
 
 SIDE_BY_SIDE = """## Side by side
 
-A training step (forward, backward, AdamW) of an encoder at batch 1, as a ratio to softmax attention in the same round, and in
-brackets the paper's own ratio (Table 2 on an A100; Table 4, Long Range Arena, the mean over the tasks of that length). Peak
-memory is that of the process above what it had before the model. Softmax here is torch's fused kernel, which keeps no N x N
-matrix, unlike the paper's. `flash` and `tnn` replace the feed-forward layer, so their attention layer alone is the whole block.
+The tables show a training step (forward, backward, AdamW) of an encoder at batch 1, relative to softmax in the same round. In
+brackets: the paper's own ratio (Table 2 on an A100; Table 4, Long Range Arena, the mean over the tasks of that length). Where
+softmax ran out of time, absolute values stand instead. Peak memory is measured beyond that of the process before the model was
+built. Softmax is torch's fused kernel, which never stores the N x N matrix, unlike the paper's.
 
-Why others are ahead where they are: `relu` and `quadratic` take no exponentials, the TransNormers' last layer (the one that is
-measured alone) has no denominator, and none of them measures moments; `block_diagonal` is a part of LLN+Diag; `nystromformer`
-multiplies by 64 landmarks in plain matrix products. At the RoBERTa shape the four projections of the attention layer are 4.7
-million operations a token and LLN's own products 0.2 million, so the linear members lie close together, and their order is
-not the same with two layers as with twelve.
+Some members are faster than LLN, for these reasons: `relu` and `quadratic` compute no exponentials. The last layer of the
+TransNormers, which is the one timed alone, has no denominator. None of these measures moments. `block_diagonal` is part of
+LLN+Diag. `nystromformer` multiplies by 64 landmarks in plain matrix products. `flash` and `tnn` replace the feed-forward layer,
+so their attention layer is the whole block. At the RoBERTa shape, the four projections take 4.7 million operations per token,
+and LLN's own products 0.2 million. The linear members are therefore close together, and their order differs between two layers
+and twelve.
 """
 
 
@@ -72,21 +73,22 @@ def markdown(measured: Sequence[dict[str, Any]] = (), peers: dict[str, Any] | No
 
 def _members() -> str:
     rows = [
-        (f"`{c.name}`", c.title, c.reference, _escape(c.equation), c.time, c.memory, c.growth)
+        (f"`{c.name}`", f"{c.title}<br>{c.reference}", _escape(c.equation), c.time, c.memory)
         for c in map(registry.card, registry.names())
     ]
-    return "## Members\n\n" + _table(("name", "", "reference", "equation", "time", "memory", "growth"), rows)
+    head = "## Members\n\nN tokens, head size d; the other letters are options of the member.\n\n"
+    return head + _table(("name", "attention", "equation", "time", "memory"), rows)
 
 
 def _flags() -> str:
     rows = [
-        (f"`{name}`", *("yes" if getattr(registry.card(name), flag) else "" for flag in FLAGS))
+        (f"`{name}`", *("✓" if getattr(registry.card(name), flag) else "" for flag in FLAGS))
         for name in registry.names()
     ]
     note = (
-        "\nPadding is supported by all: it removes keys, whatever stands there has no influence, and a row without keys "
-        "gives zeros. Members that are not deterministic draw random numbers once, under `seed` or torch's generator; "
-        "`redraw()` draws new ones.\n"
+        "\nAll members support padding: masked keys have no influence, whatever they hold, and a row without keys gives zeros. "
+        "*Equivariant*: permuted tokens give permuted outputs. Members that are not deterministic draw random numbers once, "
+        "from `seed` or torch's generator; `redraw()` draws new ones.\n"
     )
     return "## What each supports\n\n" + _table(("name", *FLAGS.values()), rows) + note
 
@@ -103,8 +105,8 @@ def _options() -> str:
 
 def _departures() -> str:
     rows = [(f"`{c.name}`", c.departures or "none", c.reproduced) for c in map(registry.card, registry.names())]
-    head = "## Departures from the papers, and what is reproduced of them\n\nReasons stand at the top of each file.\n\n"
-    return head + _table(("name", "departures", "a test shows"), rows)
+    head = "## Departures from the papers\n\nThe source file of each member gives the reasons.\n\n"
+    return head + _table(("name", "departures", "tested property"), rows)
 
 
 def _measured(result: dict[str, Any]) -> str:
@@ -112,7 +114,7 @@ def _measured(result: dict[str, Any]) -> str:
     machine = source["machine"]
     text = (
         f"\n`{source['command']}`, {source['time'][:10]}, torch {source['versions']['torch']}, {machine['processor']}, "
-        f"{plan['threads']} thread(s), {plan['clock']} clock, {plan['rounds']} round(s).\n"
+        f"threads: {plan['threads']}, clock: {plan['clock']}, rounds: {plan['rounds']}.\n"
     )
     for shape in plan["lengths"]:
         size = {**result["shapes"][shape], **({"layers": plan["layers"][shape]} if shape in plan["layers"] else {})}
@@ -131,14 +133,21 @@ def _measured(result: dict[str, Any]) -> str:
                 (f"`{member}`", *(_cell(_find(rows, member, length), measure, paper) for length in lengths))
                 for member in members
             ]
-            text += f"\n{title}:\n\n" + _table(("", *(f"{length:,}" for length in lengths)), lines)
+            table = _table(("", *(f"{length:,}" for length in lengths)), lines)
+            if paper is None:
+                text += f"\n<details markdown>\n<summary>{title}</summary>\n\n{table}\n</details>\n"
+            else:
+                text += f"\n**{title}**\n\n{table}"
         text += _sizes(rows) + _fastest(rows, lengths)
     return text
 
 
 def _fastest(rows: list[dict[str, Any]], lengths: list[int]) -> str:
-    """Who is ahead of LLN and of LLN+Diag in the attention layer alone."""
-    text = "\nAhead of LLN and LLN+Diag, attention layer alone (times are noisy by a tenth and more):\n\n"
+    """Members faster than LLN and LLN+Diag in the attention layer alone."""
+    text = (
+        "\n<details markdown>\n<summary>Members faster than LLN and LLN+Diag, attention layer alone</summary>\n\n"
+        "Times have a noise of a tenth or more.\n\n"
+    )
     for length in lengths:
         for measure, what in (("attention_forward_seconds", "forward"), ("attention_train_seconds", "training")):
             times = {
@@ -150,21 +159,21 @@ def _fastest(rows: list[dict[str, Any]], lengths: list[int]) -> str:
             for ours in ("lln", "lln_diag"):
                 if ours in times:
                     ahead = sorted((name for name in times if times[name] < times[ours]), key=times.__getitem__)
-                    told.append(f"of `{ours}`: {', '.join(f'`{name}`' for name in ahead) or 'nobody'}")
+                    told.append(f"than `{ours}`: {', '.join(f'`{name}`' for name in ahead) or 'none'}")
             text += f"- {length:,}, {what}: {'; '.join(told)}.\n"
-    return text
+    return text + "\n</details>\n"
 
 
 def _sizes(rows: list[dict[str, Any]]) -> str:
-    """Which encoders do not have the weights of the softmax encoder within 1 %."""
+    """Encoders whose number of weights differs from the softmax encoder's by more than 1 %."""
     off = {
         f"`{row['member']}` {row['parameters_ratio']:.2f} at {row['length']:,}"
         for row in rows
         if row.get("parameters_ratio") is not None and abs(row["parameters_ratio"] - 1) > 0.01
     }
     if not off:
-        return "\nAll encoders have the weights of the softmax encoder within 1 %.\n"
-    return f"\nWeights over the softmax encoder's, where they differ by more than 1 %: {', '.join(sorted(off))}.\n"
+        return "\nAll encoders have as many weights as the softmax encoder, within 1 %.\n"
+    return f"\nNumber of weights relative to the softmax encoder, if more than 1 % apart: {', '.join(sorted(off))}.\n"
 
 
 def _peers(result: dict[str, Any]) -> str:
@@ -177,8 +186,8 @@ def _peers(result: dict[str, Any]) -> str:
         package = f"{row['package']} {row['version'] or ''}".strip()
         rows.append((package, f"`{row['member']}`", f"{row['embed_dim']}", f"{row['length']:,}", *ratios, row["same"]))
     return (
-        "## Against packages one could install instead\n\n"
-        "Their time over ours, layer for layer with projections: above 1, ours is faster.\n\n"
+        "## Against other packages\n\n"
+        "Their time divided by ours, for whole layers with projections: above 1, ours is faster.\n\n"
         f"`{source['command']}`, {source['time'][:10]}, torch {source['versions']['torch']}.\n\n"
         + _table(("package", "member", "width", "length", "forward", "training", "same on both sides"), rows)
     )
@@ -208,7 +217,7 @@ def _escape(text: str) -> str:
 
 
 def page(docs: Path) -> str:
-    """The page as it should stand in `docs`."""
+    """The page, from the results in `docs`."""
     measured = [json.loads(path.read_text()) for path in sorted((docs / "results").glob("zoo*.json"))]
     peers = docs / "results" / "peers.json"
     return markdown(measured, json.loads(peers.read_text()) if peers.exists() else None)

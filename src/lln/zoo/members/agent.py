@@ -40,7 +40,7 @@ class Options:
         growth="linear",
         cross=True,
         dense=True,
-        departures="No biases, no convolution; segments of the tokens that count.",
+        departures="No biases, no convolution; segments of unmasked tokens.",
         reproduced="It is linear attention with as many features as there are agents.",
     ),
     Options,

@@ -117,7 +117,7 @@ CARD = Card(
     dense=True,
     learned=True,
     replaces_feed_forward=True,
-    departures="Scores over C, the global sum over max_length; a learned table of relative positions.",
+    departures="Scores divided by C, the global sum by max_length; a learned table of relative positions.",
 )
 
 

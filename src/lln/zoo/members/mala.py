@@ -42,7 +42,7 @@ class Options:
         cross=True,
         dense=True,
         equivariant=True,
-        departures="Scores over n √d, as in the authors' code. No epsilon, rotary positions or convolution.",
+        departures="Scores divided by n √d, as in the authors' code. No epsilon, rotary positions or convolution.",
         reproduced="A longer query spreads its row; in linear attention with a plain ratio its length cancels.",
     ),
     Options,

@@ -43,7 +43,7 @@ class NearFarOptions(LlnOptions):
     card(
         "near_far",
         "Near-far attention",
-        "softmax near, by the far mass LLN, mean value and slope s Cov(v, k) q of the rest; four weights a head",
+        "softmax near, by the far mass LLN, mean value and slope s Cov(v, k) q of the rest; four weights per head",
         reference="docs/near-far.md",
         time="N (d² + w d)",
         learned=True,

@@ -47,7 +47,7 @@ class Options:
         growth="linear",
         cross=True,
         dense=True,
-        departures="Pseudo-inverse started per matrix; segments of the tokens that count.",
+        departures="Pseudo-inverse started per matrix; segments of unmasked tokens.",
     ),
     Options,
 )

@@ -56,7 +56,7 @@ class Options:
         growth="n log n",
         dense=True,
         deterministic=False,
-        departures="Buckets by max_length or the tokens that count; k is not read, the keys are normalised queries.",
+        departures="Number of buckets from max_length or the unmasked tokens; k is ignored, keys are normalised queries.",
     ),
     Options,
 )

@@ -140,6 +140,11 @@ def test_the_slope_is_most_of_the_output_of_gaussian_inputs(encoder: Path, texts
     for row in result["gaussian"]:
         assert row["error"]["mean and slope by mass"] < row["error"]["mean by mass"]
     assert len(result["layers"]) == 2
+    real = {(row["length"], row["factor"]): row["error"] for row in result["real"]}
+    assert len(real) == 15, "three lengths, five factors on the scores"
+    for name in ("mean by mass", "mean and slope by mass"):
+        assert real[512, 0.25][name] < real[512, 4.0][name], "the flatter softmax is, the nearer its first orders are"
+    assert real[128, 1.0] != real[256, 1.0]
     assert save(draw, result, tmp_path / "terms.png").stat().st_size > 1000
 
 

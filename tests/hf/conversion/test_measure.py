@@ -83,16 +83,16 @@ def test_a_ready_made_file_is_measured_as_the_model_it_makes(tmp_path: Path) -> 
     made = lln.hf.convert(copy.deepcopy(base), "lln_near_far", [inputs("bert")], block_size=8, first_tokens=1)
     file = lln.hf.save_conversion(made, base, tmp_path / "file.safetensors")
     ran = run(
-        tmp_path / "model", "--weights", file, "--test-data", texts, "--out", tmp_path / "out", "--test-texts", 5,
+        tmp_path / "model", "--weights", file, "--test-data", texts, "--out", tmp_path / "out", "--test-texts", 3,
         "--max-length", 32,
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
     result = json.loads((tmp_path / "out" / "convert.json").read_text())
     assert result["weights"] == {"file": "file.safetensors", "bytes": file.stat().st_size}
     assert (result["attention"], result["block_size"], result["first_tokens"]) == ("lln_near_far", 8, 1)
-    groups = TextFile(texts, 32).batches(base, _tokenizer(), 5, batch_size=8)
+    groups = TextFile(texts, 32).batches(base, _tokenizer(), 3, batch_size=8)
     wanted = Closeness(base.eval(), groups)(made.eval())
-    assert result["tested_on"] == {"long": 5, "short": 5} and result["calibration"] == {"max_length": 32}
+    assert result["tested_on"] == {"long": 3, "short": 3} and result["calibration"] == {"max_length": 32}
     for group, measures in wanted.items():
         assert result["converted"][group] == pytest.approx(measures, abs=1e-5)
 

@@ -25,9 +25,7 @@ class Settings:
     data: Path
     test_data: Path
     out: Path
-    weights: Path | None = (
-        None  # a conversion in a file; nothing is calibrated then, and `data` is only what texts avoid
-    )
+    weights: Path | None = None  # a conversion in a file; nothing is calibrated then
     attention: str = "lln_diag"
     block_size: int = 64
     neighbours: int = 0
@@ -57,7 +55,11 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     training = {} if settings.weights else texts.batches(original, tokenizer, wanted)
     calibration = {name: first_texts(batches, settings.texts) for name, batches in training.items()}
     batches = [batch for found in calibration.values() for batch in found]
-    groups = texts.to_measure_on(settings.test_data).batches(original, tokenizer, settings.test_texts, batch_size=8)
+    if settings.weights is None:
+        held_out = texts.to_measure_on(settings.test_data)
+    else:  # the texts that a conversion by another file's texts is measured on
+        held_out = TextFile(settings.test_data, settings.max_length, settings.join, settings.seed)
+    groups = held_out.batches(original, tokenizer, settings.test_texts, batch_size=8)
 
     on_progress("measuring the original")
     measure = Closeness(original, groups)

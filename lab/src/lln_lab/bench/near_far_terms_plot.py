@@ -25,6 +25,9 @@ def draw(result: dict[str, Any]) -> Figure:
                     [row[against] for row in rows], [row["error"][name] for row in rows], label=name, **look[name]
                 )
             axis.set(title=f"{title}, {length:,} tokens", xscale="log", yscale="log", xlabel=label)
+            if kind == "real":  # a narrow range, whose labels in powers of ten would overlap
+                axis.set_xticks([row[against] for row in rows], [f"{row[against]:g}" for row in rows])
+                axis.minorticks_off()
         for axis in own[len(lengths[kind]) :]:
             axis.set_visible(False)
         drawn = own[: len(lengths[kind])]

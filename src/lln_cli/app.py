@@ -18,7 +18,6 @@ from lln_cli.words import WRONG, InWords, tell
 
 GROUP = "lln.commands"
 LAB = "lln-lab"
-OF_THE_LAB = ("demo", "look", "choose", "reproduce", "bench", "report", "gpu")
 # Every command in the order of the help, with its line there. A command's own --help says more.
 SUMMARY = {
     "demo": "See it work: train, time and compare, in a few minutes.",
@@ -27,15 +26,17 @@ SUMMARY = {
     "choose": "Find the fastest attention for your shape, on this machine.",
     "convert": "Make a pretrained softmax model linear.",
     "distil": "Make it linear and train it to follow the original.",
-    "evaluate": "Measure models side by side: similarity, retrieval, a probe, perplexity.",
-    "tabular": "Give TabPFN linear attention, and measure it.",
+    "evaluate": "Compare a model with its linear versions on tasks.",
+    "tabular": "Give TabPFN linear attention and measure it.",
     "reproduce": "Repeat the paper's tables and figures.",
     "evidence": "Train softmax and linear attentions on eleven tasks.",
     "bench": "Measure speed and memory.",
-    "gpu": "Compile the GPU kernels for cards that are not here.",
+    "gpu": "Compile the GPU kernels ahead of time, without a GPU.",
     "report": "Turn results into one self-contained page.",
     "calibrate": "Measure the table of moment matching again.",
 }
+OWN = (info, convert, distil, calibrate)
+OF_THE_LAB = [name for name in SUMMARY if name not in {command.__name__ for command in OWN}]
 
 
 class Ordered(InWords):
@@ -97,12 +98,12 @@ def build() -> typer.Typer:
     app = typer.Typer(
         cls=Ordered,
         help=f"Linear Log-Normal attention. Results go to the folder runs/ unless --out says otherwise. "
-        f"demo, look, choose, reproduce, bench, gpu and report come with {LAB}.",
+        f"All but {', '.join(command.__name__ for command in OWN[:-1])} and {OWN[-1].__name__} come with {LAB}.",
         no_args_is_help=True,
         add_completion=False,
     )
     app.callback()(options)
-    for command in (info, convert, distil, calibrate):
+    for command in OWN:
         app.command(short_help=SUMMARY[command.__name__])(command)
     added = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
     for name, entry in added.items():

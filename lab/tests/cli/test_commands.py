@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lln_cli.app import SUMMARY, app
+from lln_lab.cli import bench, reproduce
 
 runner = CliRunner()
 
@@ -29,7 +30,7 @@ def test_the_demo_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     }
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "report.html"
-    assert str(page) in text.replace("\n", "") and "lln_diag" in page.read_text()
+    assert str(page) in text.replace("\n", "") and "LLN+Diag" in page.read_text()
 
 
 @pytest.mark.parametrize("command", ["demo", "bench", "reproduce", "report"])
@@ -63,12 +64,20 @@ def test_the_help_lists_every_command_in_order_with_one_line() -> None:
     assert all(" ".join(summary.split()[:4]) in text for summary in SUMMARY.values())
 
 
+@pytest.mark.parametrize(("group", "summary"), [("bench", bench.SUMMARY), ("reproduce", reproduce.SUMMARY)])
+def test_every_group_lists_its_commands_in_order_with_one_line(group: str, summary: dict[str, str]) -> None:
+    text = runner.invoke(app, [group, "--help"], env={"COLUMNS": "80"}).output
+    listed = [line for line in text.splitlines() if line.startswith("│ ") and not line.startswith("│ --")]
+    assert [line.split()[1] for line in listed] == list(summary)
+    assert all(one in line for one, line in zip(summary.values(), listed, strict=True))
+
+
 # For each command something that it cannot work with, and what it must say of it.
 WRONG: dict[tuple[str, ...], str] = {
     ("demo", "--longest", "1"): "--longest",
     ("info", "more"): "unexpected extra argument",
-    ("look", "{nowhere}", "some text"): "{nowhere}",
-    ("convert", "{nowhere}", "--data", "{text}"): "{nowhere}",
+    ("look", "{nowhere}", "some text"): "there is no model at {nowhere}",
+    ("convert", "{nowhere}", "--data", "{text}"): "there is no model at {nowhere}",
     ("convert", "{nowhere}", "--data", "{nowhere}"): "does not exist",
     ("distil", "{nowhere}", "--data", "{text}"): "{nowhere}",
     ("distil", "{nowhere}", "--data", "{text}", "--steps", "0"): "--steps",

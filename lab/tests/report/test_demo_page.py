@@ -54,7 +54,7 @@ def test_the_headline_says_what_was_measured() -> None:
     faster = 4e-8 * 16_384**2 / (5e-6 * 16_384)
     assert f"LLN+Diag {times(faster)} times faster" in opening["sentences"][1]
     values = [figure["value"] for figure in opening["figures"]]
-    assert values[1] == f"{times(faster)}×" and values[2] == "61 MB" and values[3] == "-0.040"
+    assert values[1] == f"{times(faster)}×" and values[2] == "61 MB" and values[3] == "−0.040"
     assert "lower" in opening["figures"][3]["note"] and "2.1 GB" in opening["figures"][2]["note"]
     level = result()
     level["runs"][2]["evaluation"] = level["runs"][0]["evaluation"]

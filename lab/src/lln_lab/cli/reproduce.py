@@ -7,27 +7,42 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 from rich.console import Console
 
 from lln_cli.out_options import folder_to_write
+from lln_lab.cli.summary import with_summary
 from lln_lab.cli.verdicts import say
 
-
-class Ordered(typer.core.TyperGroup):
-    """Figures, tables, open questions, all."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        def place(name: str) -> tuple[int, int, str]:
-            if name.startswith(("fig", "table")):
-                return name.startswith("table"), len(name), name  # fig9 before fig10
-            return (3 if name == "all" else 2), 0, ""
-
-        return sorted(self.commands, key=place)
-
-
+# Figures, tables, open questions, all; with the line that each has in the help. A command's own --help says more.
+SUMMARY = {
+    "fig1": "Temperature, entropy and spectral gap during training.",
+    "fig2": "Entropy and spectral gap against temperature.",
+    "fig3": "Diagram of the LLN transformer layer.",
+    "fig4": "Diagram of quadratic and linear attention.",
+    "fig5": "Moments of attention, with and without matching.",
+    "fig6": "Variance of sums of log-normal variables.",
+    "fig7": "Distribution of the weights before and after matching.",
+    "fig8": "Masked-language-model pre-training (8b: --precision float16).",
+    "fig9": "Alpha and beta while a vision transformer trains.",
+    "fig10": "Fixed alpha = beta against matching.",
+    "fig10b": "Loss scale of DeiT-tiny in float16.",
+    "table1": "GLUE after pre-training.",
+    "table2": "Time and memory of a RoBERTa step against length.",
+    "table3": "A vision transformer on dogs vs cats, or CIFAR-10.",
+    "table4": "Long Range Arena: time and memory.",
+    "table5": "Long Range Arena: scores (the same runs as table4).",
+    "length": "Open question: quality against length.",
+    "query-length": "Open question: who ignores the length of the query?",
+    "sensitivity": "Open question: score over alpha × beta.",
+    "gaussian": "Open question: are queries and keys Gaussian?",
+    "causal-lm": "Open question: a causal language model from scratch.",
+    "imdb": "Open question: a converted encoder, fine-tuned.",
+    "all": "Everything, and the report.",
+}
 app = typer.Typer(
-    cls=Ordered, help="Repeat the paper's tables and figures, and explore open questions.", no_args_is_help=True
+    cls=with_summary(SUMMARY),
+    help="Repeat the paper's tables and figures, and explore open questions.",
+    no_args_is_help=True,
 )
 
 

@@ -9,6 +9,10 @@ from lln.hf.modules import attention_modules
 
 def load(name: str) -> tuple[Any, Any]:
     """The tokenizer and the model, in eval mode; files that are damaged raise ValueError, whatever their reader raised."""
+    if _is_a_path(name) and not Path(name).exists():
+        raise FileNotFoundError(
+            f"there is no model at {name}: give a folder with a model and its tokenizer, a .gguf file, or a name on the hub"
+        )
     try:
         return _load(name)
     except (ValueError, OSError, ImportError):
@@ -25,6 +29,11 @@ def _load(name: str) -> tuple[Any, Any]:
     architectures = AutoConfig.from_pretrained(name).architectures or [""]
     kind = AutoModelForCausalLM if architectures[0].endswith(("CausalLM", "LMHeadModel")) else AutoModel
     return AutoTokenizer.from_pretrained(name), kind.from_pretrained(name).eval()
+
+
+def _is_a_path(name: str) -> bool:
+    """Whether it can be nothing else: a name on the hub is "name" or "owner/name"."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf") or "\\" in name
 
 
 def is_causal(model: Any) -> bool:

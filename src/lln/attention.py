@@ -308,7 +308,7 @@ def _attention(x: lln_ops.Operands, frame_size: int | None, backend: str) -> lln
 
 
 def _is_step(x: diag_ops.Operands, start: lln_ops.State, block: OpenBlock) -> bool:
-    """Whether one token is decoded and nobody will ask for gradients."""
+    """Whether one token is decoded without gradients."""
     if x.q.shape[2] != 1 or torch._C._are_functorch_transforms_active():
         return False
     given = (x.q, x.k, x.v, x.lln_q, x.lln_k, x.alpha, x.beta, x.bias, x.weight, *start, block.keys, block.values)
@@ -316,7 +316,7 @@ def _is_step(x: diag_ops.Operands, start: lln_ops.State, block: OpenBlock) -> bo
 
 
 class _Scales(NamedTuple):
-    """In the compute dtype, one row a sample or packed sequence."""
+    """In the compute dtype, one row per sample or packed sequence."""
 
     alpha: Tensor  # (S, Hq, D)
     beta: Tensor  # (S, Hk, D)
@@ -432,7 +432,7 @@ def _check_frames(frame_size: int | None, is_causal: bool, cu_seqlens: Tensor | 
         refuse_stretches("frame_size")
         if observers:
             raise NotImplementedError(
-                "attention over frames cannot be measured: take the probe off, or leave frame_size out"
+                "attention over frames cannot be measured: remove the probe, or leave frame_size out"
             )
         check_frame_size(frame_size, is_causal, cu_seqlens, block_size)
 

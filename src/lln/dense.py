@@ -1,4 +1,4 @@
-"""Attention matrices in full, for looking at: O(N^2) memory, not for computing with.
+"""Full attention matrices for inspection: O(N^2) memory, not for computing with.
 
 LLN (eq. 9):            P_ij ∝ sum_l exp(w_l + alpha_l q_il + beta_l k_jl)
 block-diagonal softmax: P_ij ∝ exp(scale q_i . k_j) inside a block of consecutive positions

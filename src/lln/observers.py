@@ -1,9 +1,9 @@
-"""Who watches attention while it happens.
+"""Observers of attention calls.
 
-Every attention function tells each observer which operation it computes ("attention", "blocks", "diag" or "near_far"; of a
-step from a state "diag_step" or "near_far_step") and on which operands, so that instruments see every call, by whatever name
-the function was imported. Compiled graphs do not tell. What an attention is computed by is nobody's business: inside,
-`is_inside` says so to those who watch torch's functions.
+Every attention function notifies each observer of the operation it computes ("attention", "blocks", "diag" or "near_far";
+"diag_step" or "near_far_step" for a step from a state) and of its operands. Instruments thus see every call, under whatever
+name the function was imported. Compiled graphs do not notify. `is_inside` is true while an attention is being computed, so
+that observers of torch's own functions can ignore what happens inside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,14 +20,14 @@ _depth = 0
 
 
 def watched(operation: str, operands: Any) -> AbstractContextManager[None]:
-    """Around the computation of an operation: tells the observers of it."""
+    """A context for the computation of an operation, which notifies the observers."""
     if not observers or torch.compiler.is_compiling():
         return UNWATCHED
     return _telling(operation, operands)
 
 
 def unwatched() -> AbstractContextManager[None]:
-    """Around what is computed for looking at, which is no attention of its own."""
+    """A context for what is computed for inspection only, which is not reported."""
     return _inside() if observers and not torch.compiler.is_compiling() else UNWATCHED
 
 

@@ -1,4 +1,4 @@
-"""Weights of torch.nn.MultiheadAttention for the layers that stand in for it.
+"""Weights of torch.nn.MultiheadAttention for the layers that replace it.
 
 torch keeps the three projections in one matrix, in_proj_weight (3E, E), or in q_proj_weight and so on where
 keys and values have sizes of their own. The layers here have a linear map for each.
@@ -39,7 +39,7 @@ def load_torchs_names(module: nn.Module, state_dict: dict[str, Any], prefix: str
 
 
 def arguments_of(mha: nn.MultiheadAttention) -> dict[str, Any]:
-    """What a layer is made with to stand in for `mha`; refused where it adds keys of its own."""
+    """The arguments of a layer that replaces `mha`; refused if that adds keys of its own."""
     if mha.bias_k is not None or mha.add_zero_attn:
         raise ValueError(
             "this nn.MultiheadAttention adds keys of its own (add_bias_kv or add_zero_attn), which the layers here do not"

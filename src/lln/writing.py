@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and a place to write found wanting before the work, not after it."""
+"""Files that are written whole or not at all, and a check before the work that a place can be written to."""
 
 import tempfile
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which takes its place at the end; whatever goes wrong, nothing of it is left."""
+    """A temporary path beside `path` to write to. It replaces `path` at the end, and is removed if anything fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".part")
     try:

@@ -1,7 +1,7 @@
-"""All commands of `lln`: the library's own, each in a file of its own, and those that other packages add.
+"""All commands of `lln`: the library's own, one file each, and those of other packages.
 
-A package adds a command by an entry point of the group `lln.commands`, as the laboratory does: its name is the command's,
-its value a function or a `typer.Typer`. Modules of commands import torch only when they run.
+A package adds a command by an entry point in the group `lln.commands`, as the laboratory does. Its name is the name of the
+command, its value a function or a `typer.Typer`. Modules of commands import torch only when they run.
 """
 
 import importlib.metadata
@@ -60,7 +60,7 @@ Version = Annotated[
 
 
 def options(version: Version = False) -> None:
-    """What may stand before a command."""
+    """Options before a command."""
 
 
 def _version(distribution: str) -> str | None:
@@ -83,7 +83,7 @@ def _add(app: typer.Typer, name: str, entry: importlib.metadata.EntryPoint) -> N
 
 
 def _refuse(app: typer.Typer, name: str, why: str) -> None:
-    """A command that is not listed and whatever it is given says why it is not there."""
+    """A hidden command that, whatever its arguments, explains why it is not available."""
 
     def refusal() -> None:
         tell(why)

@@ -1,4 +1,4 @@
-"""`--out`, looked at before anything is measured: minutes of work are not lost to a folder that cannot be written."""
+"""`--out`, checked before the work, so that none is lost to a folder that cannot be written."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Other libraries' progress bars and remarks, silenced: a command has a line of progress of its own."""
+"""Silences the progress bars and remarks of other libraries; a command shows its own progress."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What commands share on the terminal: a line that says what is being done, and options that are lists of whole numbers."""
+"""Terminal helpers: a progress line, and options that are lists of whole numbers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

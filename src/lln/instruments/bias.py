@@ -1,10 +1,10 @@
-"""Biased and unbiased concentration, told apart.
+"""Biased and unbiased concentration.
 
 With c_j = 1/N sum_i P_ij the mean attention a key receives, the concentration of the rows splits exactly:
 
     log2 N - H(P)  =  (log2 N - H(c))  +  (H(c) - H(P))
-    concentrated      biased: the same      unbiased: every query
-                      keys for everybody    has keys of its own
+    concentration     biased: the same      unbiased: every query
+                      keys for all queries  has its own keys
 
 Both terms are non-negative. The second is the mutual information of query and key. When all queries look at the same few
 keys, entropy falls while the spectral gap stays near one (section 3.2.2): then the first term holds all the bits.

@@ -1,15 +1,15 @@
-"""Seeing attention happen inside any model, without asking the model for its weights.
+"""Capture of attention calls inside any model, without asking the model for its weights.
 
-While a `Recorder` listens, it sees, wherever in the model they are called:
+While a `Recorder` is active, it sees these calls anywhere in the model:
 
 - `scaled_dot_product_attention`: its q, k, mask, scale;
 - a softmax over the last axis of a (B, H, Nq, Nk) tensor inside a watched module: its output is the attention matrix, and
   the matrix product before it, of (B, H, Nq, D) with (B, H, D, Nk), gave q and k;
-- `lln_attention`, `lln_diag_attention` and `near_far_attention`, by whatever name they were imported: they tell
-  `lln.observers`. Of the last, what is looked at is the part that is a distribution over keys, (1 - m) near + m LLN with m the
-  far share: what multiplies values in the slope is of both signs.
+- `lln_attention`, `lln_diag_attention` and `near_far_attention`, under any name, through `lln.observers`.
+  Of near-far attention, only the part that is a distribution over keys is captured, (1 - m) near + m LLN with m the far share:
+  the weights of the slope have both signs.
 
-Everything else runs as it did. Nothing of this exists outside the `with` block. Code inside `torch.compile` is not seen.
+Everything else runs unchanged, and nothing remains after the `with` block. Code inside `torch.compile` is not seen.
 """
 
 import threading

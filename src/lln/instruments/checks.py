@@ -1,4 +1,4 @@
-"""Refusals in the user's words: what was given, and what would fit."""
+"""Checks of arguments. Errors say what was given and what would fit."""
 
 import torch
 from torch import Tensor

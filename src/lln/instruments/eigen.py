@@ -1,4 +1,4 @@
-"""Eigenvalues of small dense matrices, on a second try too: LAPACK builds differ in the degenerate matrices they give up on."""
+"""Eigenvalues of small dense matrices, with a second attempt: LAPACK builds differ in the degenerate matrices they fail on."""
 
 import numpy
 import torch

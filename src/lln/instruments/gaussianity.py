@@ -1,4 +1,4 @@
-"""Are queries and keys Gaussian and centred, as the model of section 3 assumes? Looked at in a live model.
+"""Are queries and keys Gaussian and centred, as section 3 assumes? Measured in a live model.
 
 mean_share = sum_l m_l^2 / sum_l E[x_l^2]      the part of the power that is the mean vector; 0 when centred
 skewness, excess kurtosis, KS distance         of the entries about their feature's mean, in units of the head's one sigma

@@ -1,4 +1,4 @@
-"""Attentions somebody else computed: as the whole matrix, or only as a function of the values."""
+"""Attentions computed elsewhere: given as a whole matrix, or only as a function of the values."""
 
 from collections.abc import Callable
 
@@ -85,7 +85,7 @@ class FunctionMatrix(AttentionMatrix):
         rows = self.transpose(units).mT
         if rows.min() < -sum_tolerance(self.dtype):
             raise ValueError(
-                f"the function's matrix has negative entries, down to {rows.min().item():.3g}: it is no attention"
+                f"the function's matrix has negative entries, down to {rows.min().item():.3g}, so it is not an attention"
             )
         return rows.clamp(min=0)
 

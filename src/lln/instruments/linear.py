@@ -69,7 +69,7 @@ class LinearMatrix(AttentionMatrix):
         )
         if not (counted > 0).all():
             raise ValueError(
-                f"a row of this linear attention sums to {counted.min().item():.3g} before normalisation, so it is no "
+                f"a row of this linear attention sums to {counted.min().item():.3g} before normalisation, so it is not a "
                 "probability distribution: the features must be non-negative, and each query must share one with a key"
             )
         return denominators if self.row_mask is None else torch.where(denominators > 0, denominators, 1.0)

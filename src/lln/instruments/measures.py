@@ -1,4 +1,4 @@
-"""What a probe measures of one captured call of attention: named columns, one number a head each."""
+"""What a probe measures of one captured attention call: named columns with one number per head."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ def _matching(call: Captured, attention: AttentionMatrix, rows: int) -> Columns:
     columns = {}
     for name, x in (("alpha", call.alpha), ("beta", call.beta)):
         x = x.double()
-        x = x.mean((-2, -1)) if x.dim() == 4 else x.mean()  # one number a head
+        x = x.mean((-2, -1)) if x.dim() == 4 else x.mean()  # one number per head
         if x.dim() == 2 and x.shape[1] not in (1, heads):
             x = x.repeat_interleave(heads // x.shape[1], dim=1)
         columns[name] = x.expand(batch, heads)

@@ -1,4 +1,4 @@
-"""Temperature: how sharply an attention's inputs make it look.
+"""Temperature: how sharply an attention's inputs make it attend.
 
     tau_sm  = 1 / sqrt(var(a)),   a = q . k / sqrt(d)                          (eq. 5)
     var(a)  = sigma_q^2 sigma_k^2                                              cross="none"

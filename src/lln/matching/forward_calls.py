@@ -1,14 +1,13 @@
 """Which forward call is being recomputed: a memory of the calls that gradient checkpointing may run again.
 
-Checkpointing runs a forward pass a second time inside the backward pass. What that call used the first time has changed
-since, if it is updated by every call. So each call is recorded with a number drawn from torch's generator on the CPU
-and with a fingerprint of its inputs, and a recomputation is given what the call of the same number used. Checkpointing
-puts the generator back to where it was (preserve_rng_state, the default), so the number comes again, on whatever device
-the model is, whichever call is recomputed first, and however many have been made in between. Where it does not, the
-fingerprint decides, which reads values back from a GPU; where neither does, it is an error.
+Checkpointing runs a forward pass a second time inside the backward pass. By then, statistics that every call updates have
+changed. Each call is therefore recorded with a number drawn from torch's CPU generator and with a fingerprint of its
+inputs, and a recomputation gets what the call of the same number used. Checkpointing restores the generator
+(preserve_rng_state, the default), so the same number is drawn again on any device, in any order of recomputation. Without
+that, the fingerprint decides, which reads values back from a GPU. If neither identifies the call, an error is raised.
 
-Memory is bounded: calls outside of any checkpoint are not recorded, those that were recomputed are soon forgotten, and
-of those that never are (their backward pass does not come) the last `MOST_CALLS` are kept.
+Memory is bounded: calls outside of any checkpoint are not recorded, recomputed ones are soon dropped, and of calls that are
+never recomputed the last `MOST_CALLS` are kept.
 """
 
 import itertools

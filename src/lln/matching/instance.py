@@ -1,9 +1,9 @@
-"""Matching by root finding on the inputs themselves, for those who want it exact.
+"""Matching by root finding on the inputs themselves: exact, but slower.
 
 On a choice of rows, find s = alpha^2 sigma_q^2 + beta^2 sigma_k^2 such that LLN attention's mean row entropy (or
-variance of log P) over those rows is softmax's. Rows are spread evenly over the queries that count, all of them if
-there are no more than `ROWS`; every key that counts takes part. Samples are treated one after another without their
-padding, heads together.
+variance of log P) over those rows is softmax's. Rows are spread evenly over the unmasked queries (all of them
+up to `ROWS`), and every unmasked key is used. Samples are processed one after another without their padding, all heads at
+once.
 
 Both measures rise with s, and their logarithm (for the entropy: the log odds of its deficit log N - H) is nearly
 straight against log s, so a secant kept inside a bracket needs about six evaluations.

@@ -20,8 +20,8 @@ for one head size and a small range of T; the table (`lln.ops.moments.table`) ho
 
 is the same as eq. 10 but divides by nothing, so constant queries or keys, a single token or only padding give finite
 values. The table is calibrated on Gaussian q and k, and real ones are not Gaussian: exponential features follow the
-extremes of single features, which variances do not tell. So the table is where the default begins, and the factor on
-alpha and beta that it is off by is found on a sample of the inputs themselves (`lln.ops.moments.search`).
+extremes of single features, which variances do not capture. The default therefore starts from the table and finds a
+correcting factor on alpha and beta on a sample of the inputs themselves (`lln.ops.moments.search`).
 """
 
 import math
@@ -46,7 +46,7 @@ METHODS = ("sample", "table", "instance")
 
 
 class MatchingReport(NamedTuple):
-    """What matching came to: mean row entropies on a sample of the inputs, in bits, (S, Hk) each."""
+    """The outcome of matching: mean row entropies on a sample of the inputs, in bits, (S, Hk) each."""
 
     softmax: Tensor
     lln: Tensor

@@ -1,9 +1,9 @@
-"""A warning, once, where matching did not come to softmax's entropy.
+"""A warning, once per process, if matching did not reach softmax's entropy.
 
 It is given on the CPU only, where values can be read without waiting for a device, and outside of compiled graphs and
-function transforms. What method "sample" came to is known from its search. Of the table it is not known, and to find
-out costs as much as a match: so a call is looked at now and then, the first, the second, the fourth, the eighth ...
-Where several processes hold a sequence (`lln.parallel`), none is: all of them would have to look at the same call.
+function transforms. Method "sample" knows the entropy from its search. For the table, checking costs as much as a match, so
+only calls 1, 2, 4, 8, ... are checked. If several processes hold a sequence (`lln.parallel`), none is, because all of them
+would have to check the same call.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Peak memory of a call: the growth of the process's resident set, as the kernel counts it.
 
-It sees everything, also what a C++ library allocates for itself. The call runs in a process of its own, which returns
+This includes memory that a C++ library allocates itself. The call runs in a process of its own, which returns
 freed memory to the system at once (glibc's mmap threshold is lowered), so that nothing left over hides the peak. Linux only.
 """
 

@@ -1,7 +1,7 @@
-"""Timing side by side: machines are shared and noisy, so what counts is a ratio from interleaved runs.
+"""Timing side by side: machines are shared and noisy, so results are ratios from interleaved runs.
 
-Of medians, where the machine is quiet. Where others use it too, waiting for a core is most of a call's time; the least CPU time
-of many runs is what is left of the call itself.
+On a quiet machine, take ratios of medians. On a busy one, most of the time is spent waiting for a core; the least CPU time of
+many runs is closest to the cost of the call itself.
 """
 
 import statistics

@@ -1,8 +1,8 @@
-"""Wrong input raises at once, in the user's words, with what was given and what would fit.
+"""Wrong input raises at once. The message names what was given and what would fit.
 
 Checks are of two kinds. Those of shapes, dtypes and devices read no value: they hold in a compiled graph and cost a GPU
-nothing. `check_boundaries` reads the values of `cu_seqlens`, which only a CPU can without waiting; it belongs into the body of
-whatever reads memory by them.
+nothing. `check_boundaries` reads the values of `cu_seqlens`, which only a CPU can without waiting; it belongs in the body of
+any code that uses them as addresses.
 """
 
 import math

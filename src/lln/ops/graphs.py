@@ -1,4 +1,4 @@
-"""The place where operations learn that they are to be seen through: a graph that leaves torch knows none of its operators.
+"""Registry of forms that can leave torch: an exported graph knows none of this package's operators.
 
 `lln.onnx` provides, for each operation, a form made of torch's own operators alone, without a loop over the length and without
 a value that is read back. While a model is captured, an operation that is called asks for that form.

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and which sequence and block a position belongs to. As matrices, for whoever looks at weights."""
+"""Which keys a query sees, and which sequence and block a position belongs to. As matrices, for code that inspects weights."""
 
 import torch
 from torch import Tensor

@@ -8,7 +8,7 @@ nothing spells them out a second time. For a record X with results R this file r
 
 with what `torch.compile`, `torch.export`, autograd and `torch.vmap` ask of an operator. `backend` is a name or "auto" and is
 resolved when the operator runs, so a graph that was exported on one machine runs on another. Shapes and values are checked
-inside the operator as well, whoever calls it, because kernels read memory by address.
+inside the operator as well, for any caller, because kernels read memory by address.
 
 Operators are registered with `torch.library.Library`. `torch.library.custom_op` would import the compiler at the first call.
 """
@@ -224,7 +224,7 @@ def _unwrapped(results: tuple[Tensor, ...]) -> Any:
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """Stands for a gradient that nobody asked for."""
+    """Placeholder for a gradient that was not requested."""
     return like.new_empty(0)
 
 

@@ -1,7 +1,7 @@
-"""The place where operations learn that their tensors are only a stretch of a sequence that several processes hold.
+"""Registry through which operations learn that their tensors are one stretch of a sequence held by several processes.
 
 Nothing here communicates. `lln.parallel` says which processes hold the sequence (`held_by`) and provides, for each operation, a
-form that works over them (`form_of`); an operation that is called meanwhile asks for that form. Its own work on a process,
+form that works over them (`form_of`); operations called in that context ask for it. Its own work on a process,
 `alone`, is done by the ordinary operations.
 """
 

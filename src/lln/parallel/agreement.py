@@ -1,8 +1,8 @@
-"""All processes of a group must call the same thing: what would differ silently is compared, and told in words.
+"""All processes of a group must make the same call; differences are detected and reported.
 
-A description of every call, 12 whole numbers, is gathered while the process does its own work; where it differs, all processes
-raise. Those who want no such exchange (`context_parallel(check=False)`), and groups that cannot speak from the CPU, whose
-answer would have to be waited for, compare a kind of call the first time that it is made.
+A description of every call, 12 integers, is gathered while the process does its own work. If descriptions differ, all
+processes raise. With `context_parallel(check=False)`, and for groups that cannot communicate from the CPU and would have to
+wait, only the first call of each kind is compared.
 """
 
 import zlib

@@ -1,10 +1,10 @@
 """LLN attention (eq. 8) over a sequence that several processes hold, exactly, with one exchange of states.
 
     bidirectional   the state of the own keys; gather and merge all states; the own queries read the sum
-    causal          the state of the own keys; gather, merge those of the stretches before; go on from there
+    causal          the state of the own keys; gather, merge those of the stretches before; continue from there
 
-Both are made of the operation `lln::attention` on this process, by whichever backend, with its starting and final states and
-their gradients; between them is `lln.parallel.states`. A stretch without a token takes part like any other.
+Both use the operation `lln::attention` on this process, with any backend, its starting and final states and their gradients;
+`lln.parallel.states` does the exchange. A stretch without a token takes part like any other.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
-"""Softmax inside blocks over a sequence that several processes hold: each stretch has all of its blocks, or is given the rest.
+"""Softmax inside blocks over a sequence that several processes hold. Each stretch fetches the missing rows of its blocks.
 
-Rows that came from elsewhere stand before and after the own ones. Where all samples' blocks count from the same place, that is
-a sequence like any other, which begins at a block boundary; where padding on the left shifts them, rows are moved to slots, and
-each block becomes a sample of its own.
+Fetched rows are placed before and after the own ones. If the blocks of all samples have the same origin, the result is an
+ordinary sequence that begins at a block boundary. If left padding shifts them, rows are moved to slots, and each block
+becomes a separate sample.
 """
 
 import torch
@@ -76,7 +76,7 @@ def in_slots(x: Operands, rows: Rows, coordinate: Tensor, need: Need, backend: s
 
 
 def completed(processes: Processes, own: Rows, cuts: tuple[int, ...], needs: list[Need]) -> tuple[Rows, Need]:
-    """The own rows with those that their blocks need before and after them; nothing is sent if nobody needs any."""
+    """The own rows with those that their blocks need before and after them; nothing is sent if none are needed."""
     need = needs[processes.rank]
     if not any(n.before or n.after for n in needs):
         return own, need

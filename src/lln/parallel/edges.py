@@ -1,6 +1,6 @@
 """Blocks that lie across a cut: which rows of its neighbours a stretch needs, and the one exchange that brings them.
 
-A block of LLN+Diag counts from an origin: the sample's first key that counts, or the start of its packed sequence. If every cut
+Blocks of LLN+Diag start at an origin: the sample's first unmasked key, or the start of its packed sequence. If every cut
 lies at an origin plus a multiple of the block size, or before the origin, every block is inside a stretch and nothing is sent.
 Otherwise each stretch receives the keys, values and mask of the rest of the blocks at its two ends (causal: of the first
 one), fewer than block_size rows each; backward, the gradients of those rows go back where they came from.

@@ -9,7 +9,7 @@ causal, the first one:
 
 The first sets of the processes before make up a process's far past, the second sets of those after it its far future. They are
 merged in the order of ranks, in float64. Backward, every process sends the gradient of what it has read, and each finds its own
-part of it. Either way a set has 2 D Dv + 4 D + Dv + 1 numbers of float64 a sample and key head.
+part of it. In both directions a set has 2 D Dv + 4 D + Dv + 1 float64 numbers per sample and key head.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 Projections to q, k and v are cut by columns, so that each process has whole heads, and the one that joins them by rows, after
 which outputs are added up (torch's `ColwiseParallel` and `RowwiseParallel`). alpha and beta are matched per head, so matching
-needs no exchange; parameters that are one a head are cut with them.
+needs no exchange; parameters per head are split with the heads.
 """
 
 from typing import Any

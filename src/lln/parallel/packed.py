@@ -1,7 +1,7 @@
 """Packed sequences that several processes hold: which of them are here, and which go on elsewhere.
 
 `cu_seqlens` is that of the whole. Each process derives the boundaries of its own stretch, `own_boundaries`, in which the
-sequences of other processes are empty; what they were derived from stays with them, for whoever needs to know more.
+sequences of other processes are empty. They keep the `cu_seqlens` they were derived from.
 """
 
 from bisect import bisect_right

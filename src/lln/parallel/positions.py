@@ -23,7 +23,7 @@ def check_positions(processes: Processes, positions: Tensor) -> None:
                 f"the positions of process {rank} go from {first} to {last}"
                 + ("" if rises else " with leaps between them")
                 + ("" if expected is None else f", those before it end at {expected - 1}")
-                + ". A sequence must be cut in order, one stretch a process (lln.parallel.shard). Zig-zag and round-robin "
+                + ". A sequence must be cut in order, one stretch per process (lln.parallel.shard). Zig-zag and round-robin "
                 "layouts balance the work of causal softmax; that of linear attention is the same for every token"
             )
         expected = last + 1

@@ -1,7 +1,7 @@
-"""The processes that hold one sequence, in order, and what they say to each other.
+"""The processes that hold one sequence, in order, and their communication.
 
-Everything is gathered and then added in the order of ranks, so that results are the same on every process, to the bit, and
-from run to run. Who dies or says something else is reported in words, within the timeout of torch's process group.
+Everything is gathered and then added in rank order, so results are bit-identical on every process and from run to run. A
+process that dies or disagrees is reported within the timeout of torch's process group.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
 """The sample on which alpha and beta are matched, drawn from a sequence that several processes hold.
 
-Which queries and keys are drawn depends on their places among the tokens that count and on their scores, not on where they lie:
-every process finds the same ones, is given them, and then does the same as all others. They come in few exchanges, each of
-which needs what the one before has brought:
+Which queries and keys are drawn depends on their places among the unmasked tokens and on their scores, not on the process that
+holds them. Every process determines the same ones, receives them, and computes the same result. They arrive in a few exchanges,
+each of which depends on the one before:
 
     by position   what means and variances are taken over, and the small sample without its top keys
-    top keys      of every process those that would be among the top ones if there were no others
-    the rest      only where the small sample is not enough: all that the large ones may take by position
+    top keys      the top candidates of every process
+    the rest      only if the small sample is not enough: all rows that the large samples may take by position
 """
 
 from typing import NamedTuple

@@ -6,12 +6,12 @@ keys. A set R of stretches, and perhaps a starting state, together have
     c = max_r c_r,    S = sum_r exp(c_r - c) S_r,    z = sum_r exp(c_r - c) z_r
 
 added in the order of ranks, in float64. Which R: all stretches for bidirectional attention, those before for causal attention.
-Every process sends (c_r, S_r, z_r), D (Dv + 2) numbers a sample and head. Backward, a process whose queries have read a set R
-has dS and dz of its sum; it sends these, D (Dv + 1) numbers, and stretch r adds up what those who read it have sent:
+Every process sends (c_r, S_r, z_r), D (Dv + 2) numbers per sample and head. Backward, a process whose queries have read a set R
+has dS and dz of its sum; it sends these, D (Dv + 1) numbers, and stretch r adds up what its readers have sent:
 
     dS_r = sum over readers of exp(c_r - c_reader) dS_reader,    dz_r likewise
 
-The maxima are constants: they cancel, whatever they are, if they are treated so everywhere.
+The maxima are treated as constants everywhere, because they cancel.
 
 A process may send several states side by side, its channels (packed sequences: the one at its front and the one at its back),
 and read several sums, its rows. `Reads` says which row is the sum of which channels of which stretches.

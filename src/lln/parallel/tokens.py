@@ -1,7 +1,7 @@
-"""The tokens that count, of sequences that several processes hold, by their place in the order.
+"""The unmasked tokens of sequences that several processes hold, numbered in order.
 
-Token t of sequence s is the t-th that counts in it, wherever it lies and whatever padding is around: that is how every process
-names it. Of sequence s, process r has the tokens from before[r, s] to before[r + 1, s].
+Token t of sequence s is its t-th unmasked token, on whatever process it lies. All processes use this numbering. Of sequence
+s, process r has the tokens from before[r, s] to before[r + 1, s].
 """
 
 from typing import NamedTuple

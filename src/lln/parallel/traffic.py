@@ -1,4 +1,4 @@
-"""What a process sends, as torch's dispatcher sees it: every collective of torch.distributed, by whomever it is called."""
+"""What a process sends, as torch's dispatcher sees it: every collective of torch.distributed, whoever calls it."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Every attention of the paper's tables, and those since, under one interface.
+"""Every attention of the paper's tables and several newer ones, under one interface.
 
 >>> import torch, lln.zoo
 >>> layer = lln.zoo.build("performer", embed_dim=64, num_heads=4, max_length=128)

@@ -1,4 +1,4 @@
-"""What a member is and what it can do, as data: the table in the docs, the suite and the benchmark read it."""
+"""What a member is and what it supports, as data. The documentation, the tests and the benchmark read it."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a call costs, by count and not by clock: flops of products, numbers written, bytes kept for the backward pass.
+"""The cost of a call, counted rather than timed: FLOPs of products, numbers written, bytes kept for the backward pass.
 
 Counting is exact and repeatable, so growth with the length can be a test.
 """

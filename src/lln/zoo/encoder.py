@@ -1,11 +1,11 @@
-"""An encoder with any member for its attention, the rest the same for all, as large as the softmax encoder.
+"""An encoder with any member as its attention; everything else, and the number of weights, is as in the softmax encoder.
 
     x <- x + attention(norm(x)),    x <- x + W2 gelu(W1 norm(x))
     or, for members that replace both, x <- x + layer(x)
 
-Members with weights of their own get a narrower feed-forward layer, members with fewer a wider one, so that every
-encoder has as many weights as the one with softmax. Where a member's own weights exceed what the feed-forward layer
-has to give (Linformer at great lengths), it keeps its width and the encoder is larger.
+The feed-forward layer is narrower for members with more weights and wider for members with fewer, so that every encoder has
+as many weights as the one with softmax. If a member's own weights exceed those of the feed-forward layer (Linformer at great
+lengths), the layer keeps its width and the encoder is larger.
 """
 
 from typing import Any

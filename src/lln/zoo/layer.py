@@ -1,4 +1,4 @@
-"""Members that are whole layers: they mix positions and channels at once, so they replace the feed-forward layer, too.
+"""Members that are whole layers: they mix positions and channels at once, so they also replace the feed-forward layer.
 
 x + layer(x) is the block of the member's paper; norms and inner residuals are inside.
 """

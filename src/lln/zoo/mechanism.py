@@ -1,8 +1,7 @@
-"""What a member has to supply, and what it need not care about.
+"""The base class of members that are functions of q, k and v, with or without weights.
 
-A member is a function of q, k and v, with or without weights. This base class checks the arguments, makes padding
-harmless (whatever stands there, NaN included, is replaced by zeros), lines samples up at their first key that counts
-where the member counts positions, and computes in float32 at least.
+It checks the arguments, replaces padding (even NaN) by zeros, aligns samples at their first unmasked key if the member uses
+positions, and computes in float32 at least.
 """
 
 from contextlib import nullcontext
@@ -18,7 +17,7 @@ from lln.ops.stretches import refuse_stretches
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a layer: E, H and the greatest N, or None where nothing is said about lengths."""
+    """The size of a layer: E, H and the largest N, or None if the length is not limited."""
 
     embed_dim: int
     num_heads: int
@@ -148,7 +147,7 @@ def check(
     for name, mask, length in (("key", key_mask, k.shape[2]), ("query", query_mask, q.shape[2])):
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (q.shape[0], length)):
             raise ValueError(
-                f"{name}_padding_mask must be bool of shape {(q.shape[0], length)}, True where a {name} counts; "
+                f"{name}_mask must be bool of shape {(q.shape[0], length)}, True where a {name} counts; "
                 f"got {mask.dtype} of shape {tuple(mask.shape)}"
             )
 

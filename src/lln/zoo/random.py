@@ -1,4 +1,4 @@
-"""Random draws that a seed decides, or torch's global generator where none is given."""
+"""Random draws from a seed, or from torch's global generator if there is none."""
 
 import torch
 

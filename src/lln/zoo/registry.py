@@ -1,4 +1,4 @@
-"""The registry: a member is one file in `lln/zoo/members`, found there, so a new one touches no other file."""
+"""The registry. A member is one file in `lln/zoo/members`; adding one changes no other file of the library."""
 
 import dataclasses
 import functools

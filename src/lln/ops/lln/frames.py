@@ -2,8 +2,9 @@
 
     out_i = sum_j P_ij v_j over the keys with frame(j) <= frame(i),      frame(i) = floor((i - first) / frame_size)
 
-A frame is a bidirectional call whose starting state is that of all frames before it, so this is exact and linear, and takes one
-call of the operation a frame. Frames count from the first key that counts, as blocks do, so that left padding changes nothing.
+A frame is a bidirectional call whose starting state is that of all frames before it, so this is exact and linear, and takes
+one call of the operation per frame. Frames count from the first key that counts, as blocks do, so that left padding changes
+nothing.
 """
 
 import torch

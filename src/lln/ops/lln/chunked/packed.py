@@ -1,7 +1,7 @@
 """Packed sequences as sequences that start at tile boundaries.
 
 Every sequence is moved to slots that begin with a tile of their own (`lln.ops.slots`). The number of slots depends on shapes
-alone, so no boundary is read back from the device. What then belongs together is told by `sequence`, one number a tile.
+alone, so no boundary is read back from the device. `sequence`, one number per tile, says what belongs together.
 """
 
 from typing import NamedTuple

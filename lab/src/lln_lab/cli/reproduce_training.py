@@ -67,7 +67,7 @@ def fig8(choice: Choice, *, tokenizer: TokenizerOption = None, keep_models: Keep
     from lln_lab.experiments import fig8 as experiment
 
     settings = choice.settings(experiment.PRESETS)
-    _run("fig8", choice, experiment, settings, tokenizer=tokenizer, keep_models=keep_models)
+    _run("fig8", choice, experiment, settings, tokenizer=tokenizer, keep_models=keep_models, by_context=True)
 
 
 def table1(

@@ -16,7 +16,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from lln_lab import data
-from lln_lab.experiments import curves, loss_scale
+from lln_lab.experiments import context, curves, loss_scale
 from lln_lab.experiments.check import FEW_TOKENS, Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.evidence import by_frequency
@@ -79,8 +79,13 @@ def run(
     watcher: Watcher | None = None,
     keep_models: bool = False,
     look: tuple[int, Look] | None = None,
+    by_context: bool = False,
 ) -> dict[str, Any]:
-    """All runs, and what they show. `look` = (every so many steps, what to note of the model)."""
+    """All runs, and what they show.
+
+    look: (every so many steps, what to note of the model).
+    by_context: note at the end how much of the loss comes from how far (`lln_lab.experiments.context`).
+    """
     entries = lineup(settings.contestants, settings.seeds, own_steps=True)  # refused before data is loaded
     bpe, training, held_out, record = corpus(settings, folder, source, tokenizer)
     masking = Masking(bpe)
@@ -96,10 +101,11 @@ def run(
             return MaskedLanguageModel(config, contestant.name, contestant.options)
 
         def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
-            return train(
+            found = train(
                 described, at, build, training, held_out, masking,  # type: ignore[arg-type]
                 keep_model=keep_models, on_step=on_step, look=look,
             )  # fmt: skip
+            return context.noted(found, at, build, held_out, masking) if by_context else found
 
         return Job(described, start)
 
@@ -111,7 +117,11 @@ def run(
         "settings": {**asdict(settings), "seeds": settings.seeds},
         "data": record,
         "runs": results,
-        "tables": [table(results), *([scales] if (scales := loss_scale.table(results))["rows"] else [])],
+        "tables": [
+            table(results),
+            *([scales] if (scales := loss_scale.table(results))["rows"] else []),
+            *context.table(results),
+        ],
     }
     return {**found, "verdicts": [verdict.as_data() for verdict in verdicts(results)]}
 

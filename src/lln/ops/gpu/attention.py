@@ -9,7 +9,7 @@ from torch import Tensor
 from lln.ops.gpu import bidirectional, causal, causal_gradients, decoding, states, sums
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.tensors import State, Sums, Weight, mask, rows, scales, weights
-from lln.ops.gpu.tiles import Shape, addresses_anew, power_of_two, tile
+from lln.ops.gpu.tiles import LARGEST_VALUES, Shape, addresses_anew, power_of_two, tile
 from lln.ops.lln.op import Operands, Results
 from lln.ops.lln.op import State as FinalState
 from lln.ops.operation import empty_like_rows, empty_rows
@@ -218,6 +218,39 @@ def _bidirectional_backward(
 def _causal_backward(
     call: Call, grad: Tensor, results: Results, later: Sums | None, weight: Weight | None, of_scales: bool
 ) -> dict[str, Tensor]:
+    """Gradients are sums over the columns of the values, so these are taken LARGEST_VALUES at a time."""
+    x, columns = call.x, call.shape.E
+    if columns <= LARGEST_VALUES:
+        return _causal_gradients(call, grad, results, later, weight, of_scales, x.q.dtype)
+    parts: list[dict[str, Tensor]] = []
+    for first in range(0, columns, LARGEST_VALUES):
+        e = slice(first, first + LARGEST_VALUES)
+        start = None if x.start_summed is None else x.start_summed[..., e]
+        some = Call.of(x._replace(v=x.v[..., e], start_summed=start))
+        of_sums = results._replace(out=results.out[..., e], summed=results.summed[..., e])
+        of_later = None
+        if later is not None:
+            normaliser = later.normaliser if first == 0 else torch.zeros_like(later.normaliser)
+            of_later = Sums(later.summed[..., e].contiguous(), normaliser)
+        parts.append(_causal_gradients(some, grad[..., e], of_sums, of_later, weight, of_scales, torch.float32))
+    found = {}
+    for name in parts[0]:
+        some_of_it = [part[name] for part in parts]
+        is_cut = name in ("v", "start_summed")
+        found[name] = torch.cat(some_of_it, dim=-1) if is_cut else sum(some_of_it[1:], some_of_it[0])
+    return found | {"q": found["q"].to(x.q.dtype), "k": found["k"].to(x.k.dtype)}
+
+
+def _causal_gradients(
+    call: Call,
+    grad: Tensor,
+    results: Results,
+    later: Sums | None,
+    weight: Weight | None,
+    of_scales: bool,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """`dtype`: of dq and dk."""
     x, count = call.x, call.keys.total
     query_heads, key_heads = x.q.shape[1], x.k.shape[1]
     before, state = _key_states(call), State(*(t.contiguous() for t in results.state))
@@ -225,7 +258,8 @@ def _causal_backward(
     _prefixes(call, before, State(*FinalState.uninitialised(x.beta, call.shape.E, x.beta.dtype)))
     options = call.options("causal_gradients")
     options["TILES"] = call.keys.stretches.rows // options["ROWS"]
-    dq, dk, dv = (empty_like_rows(t) for t in (x.q, x.k, x.v))
+    dq, dk = (torch.empty_like(empty_like_rows(t), dtype=dtype) for t in (x.q, x.k))
+    dv = empty_like_rows(x.v)
     parts = call.empty_sums(count, query_heads)
     dalpha, dbias = (call.empty_scales(call.keys, query_heads) for _ in range(2))
     maxima = x.beta.new_empty(count * options["TILES"], key_heads, call.shape.D)

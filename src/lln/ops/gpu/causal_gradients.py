@@ -39,6 +39,22 @@ from lln.ops.gpu.sums import store_sums
 
 
 @triton.jit
+def slopes_of_pairs(
+    offset, grad, weight, v, batch, head, key_head, row, there, counts, like: tl.constexpr,
+    E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """offset_i + dout_i . v_j of a tile, MOST columns at a time: every warp has both operands of so small a product whole."""
+    PART: tl.constexpr = min(VALUES, MOST)
+    found = tl.broadcast_to(offset[:, None], [ROWS, ROWS])
+    for some in range(0, VALUES, PART):
+        e = some + tl.arange(0, PART)
+        dout = read_gradient(grad, weight, batch, head, row, e, there, there[:, None] & (e < E)[None, :], False)
+        values = read(v, batch, key_head, row, e, counts[:, None] & (e < E)[None, :])
+        found += product(dout, tl.trans(values), like)
+    return found
+
+
+@triton.jit
 def causal_query_gradients(
     q, k, v, alpha, beta, bias, mask, before, kept, out, grad, weight, dq, dstate, dalpha, dbias, maxima, rates,
     stretches, groups,
@@ -99,8 +115,9 @@ def causal_query_gradients(
         tl.store(at_row + 1, rate, mask=there)
         tl.store(at_row + 2, mean, mask=there)
         by_itself = tl.sum(dout.to(tl.float32) * values.to(tl.float32), 1) - mean
-        slopes = tl.broadcast_to(-mean[:, None], [ROWS, ROWS])
-        slopes = plus_product(slopes, dout, tl.trans(values), like, start < stop)
+        slopes = slopes_of_pairs(
+            -mean, grad, weight, v, batch, head, key_head, row, there, counts, like, E, VALUES, ROWS, 64
+        )
         tile = (index * TILES + (start - first) // ROWS).to(tl.int64) * (heads // groups) + key_head
         for i in range(SLICES):
             if SLICES > 1:
@@ -217,8 +234,10 @@ def causal_key_gradients(
                 top, f, itself = row_features(a, b, c, running, m)
                 top, f, itself = top * rate, f * rate, itself * rate
                 db += itself * (tl.sum(dout.to(tl.float32) * values.to(tl.float32), 1)[:, None] - mean)
-                slopes = tl.broadcast_to(-mean, [ROWS, ROWS])
-                slopes = plus_product(slopes, dout, tl.trans(values), like, first < stop)
+                slopes = slopes_of_pairs(
+                    tl.sum(-mean, 1), grad, weight, v, batch, head, key_head, row, there, counts, like, E, VALUES, ROWS,
+                    32,
+                )  # fmt: skip
                 weights = tl.where(diagonal, tl.sum(itself, 1)[:, None], 0.0)
                 blocks = b
                 for level in range(LEVELS):

@@ -15,7 +15,7 @@ from lln.ops.gpu.block_attention import Frames
 from lln.ops.gpu.environment import interpreted
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.tensors import mask, rows, scales
-from lln.ops.gpu.tiles import Shape, power_of_two, tile
+from lln.ops.gpu.tiles import LARGEST_OPERAND, SMALLEST, Shape, power_of_two, tile
 from lln.ops.near_far.op import WEIGHTS, Operands, Results
 from lln.ops.operation import empty_rows
 
@@ -91,7 +91,7 @@ class Call:
     def options(self, kernel: str) -> dict[str, Any]:
         """Sizes of a kernel whose programs have some rows of a block, or all of them, and a slice of the features."""
         chosen = tile(kernel, self.shape, self.x.q.dtype, self.x.q.device)
-        columns = min(SLICE, power_of_two(self.dim))
+        columns = min(SLICE, power_of_two(self.dim), max(SMALLEST, LARGEST_OPERAND // self.shape.values))
         return {**self.sizes, "COLUMNS": columns, "ROWS": chosen.rows, **chosen.options}
 
     def by_tiles(self, kernel: str) -> dict[str, Any]:

@@ -20,9 +20,12 @@ from lln.ops.gpu.environment import interpreted
 SMALLEST = 16  # of a side of a product
 LARGEST_WHOLE = 128  # features of a head that is not cut into slices
 SLICE = 64
-LARGEST_OPERAND = 8192  # numbers of a state that lie in shared memory at once on gfx942, which has 64 KB
+LARGEST_OPERAND = (
+    8192  # numbers of a state that lie in shared memory at once where that is small, or two states are read
+)
 LARGEST_STATE = 4096  # numbers of a state that a causal program has in registers: the whole of it, or a slice
 LARGEST_GRADIENT = 1024  # the same for gradients, which have two states
+LARGEST_VALUES = 128  # columns of the values that causal gradients are computed from at a time
 MERGED = 16  # features that a program adds up over stretches
 SIZES = (64, 128, 256)  # of heads, that the table has
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -141,8 +144,8 @@ def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> 
 
 
 def addresses_anew(device: torch.device) -> bool:
-    """Whether to compute addresses anew for each slice of features: kept over the slices they spill on sm_80, anew on sm_90."""
-    return not interpreted() and (_target_instead or target_of(device)) == "sm_80"
+    """Whether to compute addresses anew for each slice of features: kept over the slices they spill, but anew on sm_90."""
+    return not interpreted() and (_target_instead or target_of(device)) in ("sm_80", "sm_100")
 
 
 def _is_amd() -> bool:

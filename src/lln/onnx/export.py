@@ -11,8 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from lln.near_far import NearFarState
 from lln.onnx.forms import FORMS
 from lln.ops import graphs
+from lln.ops.blocks.open_block import OpenBlock
+from lln.state import LLNState
+
+for _state in (OpenBlock, LLNState, NearFarState):  # what a model may take and give, tensor by tensor
+    torch.export.register_dataclass(_state)
 
 
 def portable(

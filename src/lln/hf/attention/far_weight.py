@@ -86,7 +86,7 @@ def _block_start(row: Tensor, first: Tensor, block_size: int) -> Tensor:
 
 
 def _at(counted: Tensor, position: Tensor) -> Tensor:
-    batch = max(len(counted), len(position))
+    batch = max(counted.shape[0], position.shape[0])  # not len, which would fix the batch of a graph
     return counted.expand(batch, -1).gather(1, position.expand(batch, -1))
 
 

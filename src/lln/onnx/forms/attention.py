@@ -33,7 +33,8 @@ def attention(x: Operands) -> Results:
         a = a + x.bias[:, :, None]
     a = x.by_key_head(a)  # (B, Hk, groups, Nq, D)
     start = x.start or State.without_keys(x.beta, v.shape[-1])
-    out, state = (_causal if x.is_causal else _bidirectional)(a, b, v, start)
+    one = isinstance(a.shape[3], int) and a.shape[3] == 1  # token, for all time: it sees all keys that there are
+    out, state = (_causal if x.is_causal and not one else _bidirectional)(a, b, v, start)
     return Results(out.flatten(1, 2).to(x.q.dtype), *state.with_sums_in(x.sums_dtype))
 
 

@@ -19,6 +19,9 @@ from lab.tests.report.browser import executable
 ROOT = Path(__file__).parents[2]
 PAGES = ("", "method/", "figures/", "measured/", "zoo/", "quickstart/encoder/", "reference/lln/")
 VIEWS = ((1400, "light"), (390, "dark"), (1400, "dark"), (390, "light"))
+# The rest of the site is looked at once, on the narrow screen, where things overflow.
+NAMES = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+OTHERS = sorted({f"{name}/".removesuffix("index/") for name in NAMES} - set(PAGES))
 
 
 def test_the_headline_figures_are_those_of_the_result() -> None:
@@ -67,13 +70,14 @@ def test_the_site_in_a_browser(site: str) -> None:
         browser = driver.chromium.launch(executable_path=executable(), args=["--no-sandbox", "--disable-gpu"])
         for width, theme in VIEWS:
             context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=theme)
+            context.set_default_timeout(120_000)  # milliseconds: a busy machine is slow, not wrong
             page, problems = context.new_page(), list[str]()
             page.on("console", lambda message, into=problems: into.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error, into=problems: into.append(str(error)))
             page.on(
                 "request", lambda asked, into=problems: asked.url.startswith((site, "data:")) or into.append(asked.url)
             )
-            for path in PAGES:
+            for path in (*PAGES, *(OTHERS if (width, theme) == (390, "dark") else ())):
                 page.goto(site + path)
                 if path in ("", "method/"):
                     page.wait_for_selector("mjx-container svg")

@@ -124,7 +124,7 @@ class TestRefusals:
     def test_features_that_share_nothing(self) -> None:
         phi_q = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
         phi_k = torch.tensor([[1.0, 0.0], [1.0, 0.0]])[None, None]
-        with pytest.raises(ValueError, match="no probability"):
+        with pytest.raises(ValueError, match="not a probability"):
             LinearMatrix(phi_q, phi_k)
 
     def test_a_padding_mask_of_the_wrong_shape(self) -> None:

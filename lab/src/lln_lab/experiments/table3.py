@@ -104,7 +104,7 @@ def run(
     """All runs, and what they show. With ABLATION for contestants it is Figure 10."""
     entries = lineup(settings.contestants, settings.seeds, own_steps=True)
     task = settings.task
-    options: dict[str, Any] = {} if task == "cifar10" else {"size": settings.size.picture}  # CIFAR's pictures have one size
+    options: dict[str, Any] = {} if task == "cifar10" else {"size": settings.size.picture}  # CIFAR's have one size
     rows = data.load(task, source=source, **options)
     rows = replace(rows, validation=spread(rows.validation, settings.validation_rows))
     record = {**data_record(rows), "guessing": most_frequent(rows.validation)}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lln.attention import block_diagonal_attention, lln_attention, lln_diag_attention
+from lln.near_far import near_far_attention
 
 Method = Callable[[Tensor, Tensor, Tensor], Tensor]
 ALPHA = BETA = 2.0
@@ -48,6 +49,8 @@ def methods() -> dict[str, Method]:
         "LLN, causal": lambda q, k, v: lln_attention(q, k, v, ALPHA, BETA, is_causal=True),
         "LLN+Diag": lambda q, k, v: lln_diag_attention(q, k, v, ALPHA, BETA),
         "LLN+Diag, causal": lambda q, k, v: lln_diag_attention(q, k, v, ALPHA, BETA, is_causal=True),
+        "near-far": lambda q, k, v: near_far_attention(q, k, v, ALPHA, BETA),
+        "near-far, causal": lambda q, k, v: near_far_attention(q, k, v, ALPHA, BETA, is_causal=True),
         "blocks": lambda q, k, v: block_diagonal_attention(q, k, v),
         "LLN, plain torch": lambda q, k, v: lln_attention(q, k, v, ALPHA, BETA, backend="chunked"),
         "softmax (SDPA)": F.scaled_dot_product_attention,

@@ -40,7 +40,8 @@ def headline(found: dict[str, Any]) -> dict[str, Any]:
 def limits(found: dict[str, Any]) -> list[str]:
     """What the demo cannot say."""
     seeds = len({r["seed"] for r in found["runs"]})
-    run = found["runs"][0]
+    run, count = found["runs"][0], found["timing"]["threads"]
+    threads = "one thread" if count == 1 else f"{count} threads"
     told = []
     if seeds == 1:
         told.append(
@@ -50,7 +51,7 @@ def limits(found: dict[str, Any]) -> list[str]:
     told += [
         f"{run['steps']} steps are only a beginning: the losses are still falling, and so small a model says nothing about "
         "large ones. `lln reproduce fig8` trains longer, on your own text.",
-        f"Times are CPU time of the attention alone, two heads of 64, with {found['timing']['threads']} thread(s); softmax is "
+        f"Times are CPU time of the attention alone, two heads of 64, on {threads}; softmax is "
         "torch's fused scaled_dot_product_attention. In a whole model the gain is smaller, because other layers take time too.",
     ]
     return told

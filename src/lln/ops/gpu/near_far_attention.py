@@ -58,8 +58,11 @@ class Asked(NamedTuple):
         """`parts`: how many t is the sum of, for a block of keys; None: for a block of rows."""
         of_keys, pairs = (*sets, dim), (*sets, dim, values)
         of_values = (*sets, values) if parts is None else (*sets, parts, values)
-        shapes = (of_keys, of_keys, of_keys, pairs, pairs, of_values)
-        return Asked(*(like.new_empty(s) for s in shapes), None if parts is None else like.new_empty(of_keys))
+        normaliser, offset, curve, product, summed, value_offset = (
+            like.new_empty(shape) for shape in (of_keys, of_keys, of_keys, pairs, pairs, of_values)
+        )
+        maximum = None if parts is None else like.new_empty(of_keys)
+        return Asked(normaliser, offset, curve, product, summed, value_offset, maximum)
 
 
 class FirstTokens(NamedTuple):

@@ -109,7 +109,8 @@ def test_two_calls_in_one_module_and_a_context_of_another_length() -> None:
 
     wanted = run(data[0])(model)
     report = lln.convert(model, lambda model: [run(x)(model) for x in data], block_size=16)
-    assert list(report.replaced) == ["0", "0 (call 2)"] and report.replaced["0 (call 2)"] is None
+    assert list(report.replaced) == ["0", "0 (call 2)"]
+    assert all(error is not None and 0 < error < 1 for error in report.replaced.values())
     assert relative_error(run(data[0])(model), wanted) < 0.1
 
 

@@ -25,6 +25,7 @@ from lln.conversion.call import AttentionCall
 from lln.conversion.linear_site import NEAR_FAR, AnySite, LinearSite, Rerouted, SiteOptions
 from lln.conversion.parameters import LayerShape
 from lln.conversion.pooled_statistics import PooledStatistics
+from lln.conversion.sets import set_parts
 from lln.conversion.sites import Site, watching
 from lln.conversion.torch_attention import open_up, put
 from lln.conversion.zoo_site import ZooSite, check_member, why_not
@@ -100,7 +101,10 @@ def convert(
             )
         sites: dict[Site, AnySite]
         if attention == NEAR_FAR:
-            fitted = {site: _matched(replace(seen[site], **of_site), statistics[site]) for site in chosen}
+            fitted = {
+                site: _matched(replace(seen[site], moments=seen[site].cross, **of_site), statistics[site])
+                for site in chosen
+            }
             sites, errors = {**fitted}, _fit(model, runs, fitted)
         else:
             sites = {site: ZooSite(seen[site]).to(_device(model)) for site in chosen}
@@ -246,7 +250,11 @@ def _fit(model: nn.Module, runs: list[Callable[[nn.Module], Any]], sites: dict[S
 
     def watch(at: Site, call: AttentionCall, out: Tensor) -> None:
         site = sites.get(at)
-        if site is None or site.options.cross:
+        if site is None:
+            return
+        if site.options.cross:
+            parts = set_parts(call, site.parameters_of_heads)
+            fits.setdefault(at, NearFarFit()).add(out.reshape(*call.q.shape[:3], -1), *parts)
             return
         alpha, beta, bias = site.parameters_of_heads.for_attention(torch.float32)
         near: dict[str, Any] = dict(site.near)

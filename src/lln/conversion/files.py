@@ -18,8 +18,8 @@ from lln.conversion.torch_attention import open_up
 from lln.conversion.zoo_site import make_site
 from lln.writing import whole
 
-FORMAT, VERSION = "lln-conversion", 2
-READ = (1, 2)  # version 1 knew near-far attention alone
+FORMAT, VERSION = "lln-conversion", 3
+READ = (1, 2, 3)  # version 1 knew near-far attention alone, version 2 no moments in cross-attention
 
 
 def description(model: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A linear attention in place of a softmax attention: what a converted module calls instead of `scaled_dot_product_attention`.
 
-Queries and keys of one sequence go through near-far attention (docs/near-far.md). In cross-attention no key is near: it goes
-through LLN alone (eq. 8).
+Queries and keys of one sequence go through near-far attention (docs/near-far.md). In cross-attention no key is near: the keys
+are a set, known by its moments (`lln.conversion.sets`).
 """
 
 from dataclasses import asdict, dataclass, field
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from lln.attention import lln_attention
 from lln.conversion.call import AttentionCall, CannotReplace, read_call, sdpa_arguments
 from lln.conversion.parameters import LayerShape, LLNParameters
+from lln.conversion.sets import set_attention
 from lln.conversion.sites import SDPA
 from lln.near_far import near_far_attention
 
@@ -33,6 +34,7 @@ class SiteOptions:
     cross: bool = False
     attention: str = NEAR_FAR  # or a member of the zoo
     of_member: dict[str, Any] = field(default_factory=dict)  # its options
+    moments: bool = False  # in cross-attention beside LLN; files of earlier releases had LLN alone
     longest: int | None = None  # the longest input, for members that have weights for every position
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +96,8 @@ class LinearSite(AnySite):
     def _attend(self, call: AttentionCall) -> Tensor:
         own = self.parameters_of_heads
         alpha, beta, bias = own.for_attention(call.q.dtype if call.q.dtype.itemsize > 4 else own.alpha.dtype)
+        if self.options.cross and self.options.moments:
+            return set_attention(call, own)
         if self.options.cross:
             return lln_attention(call.q, call.k, call.v, alpha, beta, feature_bias=bias, key_mask=call.key_mask)
         return near_far_attention(

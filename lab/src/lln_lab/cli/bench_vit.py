@@ -12,17 +12,25 @@ from lln_cli.out_options import folder_to_write
 
 def vit(
     out: Annotated[Path, folder_to_write("Folder for the JSON.")] = Path("runs/bench"),
+    data: Annotated[Path | None, typer.Option(help="Folder of CIFAR-10; default: scikit-learn's digits.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Models to train, each with its own split.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training with softmax.")] = 600,
     distil_steps: Annotated[int, typer.Option(min=3, help="Steps of distillation.")] = 200,
+    attention: Annotated[list[str] | None, typer.Option(help="What to convert to; may be repeated.")] = None,
+    width: Annotated[int, typer.Option(min=8, help="Of the model; heads are of 16.")] = 64,
+    layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 3,
 ) -> None:
-    """Train a plain torch vision transformer on scikit-learn's digits, convert it, distil it; accuracy at each stage."""
+    """Train a plain torch vision transformer on digits or CIFAR-10, convert it, distil it; accuracy at each stage."""
     from lln.results import write_result
     from lln_lab.bench.convert_vit import Plan, run
 
-    console, plan = Console(), Plan(seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps)
-    with console.status("training") as status:
-        result = run(plan, status.update)
+    console = Console()
+    chosen = {"attentions": tuple(attention)} if attention else {}
+    plan = Plan(
+        width=width, heads=width // 16, layers=layers, seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps,
+        flip=data is not None, **chosen,
+    )  # fmt: skip
+    result = run(plan, lambda line: console.print(line, highlight=False), data, out)
     table = Table(title="Accuracy, %")
     for heading in ("seed", "attention", "softmax", "converted", "distilled"):
         table.add_column(heading, justify="left" if heading == "attention" else "right")
@@ -30,4 +38,5 @@ def vit(
         stages = (f"{row[name]:.1f}" if name in row else "" for name in ("softmax", "converted", "distilled"))
         table.add_row(str(row["seed"]), row["attention"], *stages)
     console.print(table)
-    console.print(f"written: {write_result(out / 'vit.json', result, seeds)}")
+    name = "vit" if data is None else "vit_pictures"
+    console.print(f"written: {write_result(out / f'{name}.json', result, seeds)}")

@@ -39,7 +39,7 @@ def opened(browser: Any, path: Path, width: int = 1280, theme: str = "light") ->
         found.page.on("console", lambda message: found.problems.append(f"console {message.type}: {message.text}"))
         found.page.on("pageerror", lambda error: found.problems.append(f"error: {error}"))
         found.page.on("request", lambda request: found.requests.append(request.url))
-        found.page.set_default_timeout(10_000)
+        found.page.set_default_timeout(60_000)  # a busy machine is slow, not wrong
         found.page.goto(found.url)
         yield found
         found.check()

@@ -95,8 +95,9 @@ def test_the_commands_in_the_docs_are_understood(line: str, tmp_path: Path, monk
         assert words and words[0] in command.commands, f"lln {line}: choose from {', '.join(command.commands)}"
         command = command.commands[words.pop(0)]
     for word in words:
-        if Path(word).suffix in (".jsonl", ".txt"):
-            Path(word).touch()  # data that a command asks to be there
+        if Path(word).suffix in (".jsonl", ".txt", ".json"):  # what a command asks to be there
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            Path(word).touch()
     command.make_context("lln", words)
 
 

@@ -27,6 +27,7 @@ def sheet(
     sizes: tuple[int, ...],
     cache: Cache,
     told: Callable[[str, int], None],
+    known: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     if find_spec("fla") is None:
         return {"kernels": [], "operations": [], "missing": MISSING}
@@ -40,8 +41,9 @@ def sheet(
                 for target in targets:
                     for launch in found:
                         told(f"fla-core {target} {dtype} {dim} {launch.name}", 0)
+                        row = known.get(launch.key(target))
                         kernels.append(
-                            kernel_row(launch.name, launch, cache.compiled(launch, target), target, dtype, dim)
+                            row or kernel_row(launch.name, launch, cache.compiled(launch, target), target, dtype, dim)
                         )
                     operations.append(_operation(name, found, target, dtype, size))
     return {"kernels": kernels, "operations": operations, "version": version("fla-core")}

@@ -28,7 +28,8 @@ Known = dict[str, dict[str, Any]]
 
 def rows_by_key(path: Path | None) -> Known:
     """What an earlier sheet said of each kernel, by what determines its code."""
-    rows = [] if path is None else json.loads(path.read_text())["kernels"]
+    told = {"kernels": []} if path is None else json.loads(path.read_text())
+    rows = [*told["kernels"], *told.get("peers", {}).get("kernels", [])]
     return {row["key"]: row for row in rows if "key" in row}
 
 
@@ -45,7 +46,9 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known
             kernels.append(row or kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
         timed = {name: some for name, some in found.items() if not name.startswith(MATCHING)}
         operations += [_operation(name, some, target, dtype, size) for name, some in timed.items()]
-    others = peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told) if plan.peers else {"kernels": []}
+    others = (
+        peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told, known or {}) if plan.peers else {"kernels": []}
+    )
     shape = asdict(Size(0, DTYPES["bfloat16"]))
     return {
         "plan": asdict(plan),

@@ -1,7 +1,7 @@
 """`lln bench vit`: accuracy of a vision transformer before and after its conversion."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,7 +25,7 @@ def vit(
     from lln_lab.bench.convert_vit import Plan, run
 
     console = Console()
-    chosen = {"attentions": tuple(attention)} if attention else {}
+    chosen: dict[str, Any] = {"attentions": tuple(attention)} if attention else {}
     plan = Plan(
         width=width, heads=width // 16, layers=layers, seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps,
         flip=data is not None, **chosen,

@@ -11,21 +11,24 @@ from lln_lab.pages.tables import minus
 HEAD = """<!-- Made from docs/results/query_length.json by `python -m lln_lab.pages.query_length docs`; do not edit. -->
 # Who forgets the length of the query?
 
-Softmax attends more sharply when the query is longer: with \\(q = |q|\\,u\\), its weights are \\(P_j \\propto \\exp(|q|\\, u \\cdot k_j / \\sqrt d)\\). The length of a query
-is therefore how a model asks for one token rather than for an average.
+Softmax attends more sharply when the query is longer: with \\(q = |q|\\,u\\), its weights are
+\\(P_j \\propto \\exp(|q|\\, u \\cdot k_j / \\sqrt d)\\). The length of a query is therefore how a model asks for one token rather than for
+an average.
 
-Linear attention weighs keys by \\(\\phi(q) \\cdot \\phi(k_j)\\), divided by their sum. If the features are homogeneous, \\(\\phi(|q| u) = |q|^p \\phi(u)\\), the length stands above
-and below the fraction and cancels: such an attention cannot tell a long query from a short one. The exponential features of LLN are not homogeneous.
+Linear attention weighs keys by \\(\\phi(q) \\cdot \\phi(k_j)\\), divided by their sum. If the features are homogeneous,
+\\(\\phi(|q| u) = |q|^p \\phi(u)\\), the length appears above and below the fraction and cancels: such an attention cannot tell a
+long query from a short one. The exponential features of LLN are not homogeneous.
 
 ![Entropy of a row against the length of its query](results/query_length.svg)
 
-Each sequence holds queries of {count} lengths in the same random directions, from √d/4 to 4√d, and Gaussian keys (d = {dim}, {seeds} seeds). *Follows* is how far the mean entropy
-of a row falls from the shortest to the longest queries, as a share of softmax's fall.
+Each sequence holds queries of {count} lengths in the same random directions, from √d/4 to 4√d, and Gaussian keys (d = {dim},
+{seeds} seeds). *Follows* is how far the mean entropy of a row falls from the shortest to the longest queries, as a share of
+softmax's fall.
 """
 COLUMNS = ("attention", "follows", "entropy at √d/4", "at √d", "at 4√d", "gap at √d/4", "at 4√d")
 TAIL = """
-Members with learned weights (marked *) are measured as they start, before training. Entropies are in bits. A gap, 1 − |λ₂|, is that of a matrix whose queries all have the given
-length; it needs rows of positive weights that sum to one.
+Members with learned weights (marked *) are measured as they start, before training. Entropies are in bits. A gap, 1 − |λ₂|, is
+that of a matrix whose queries all have the given length; it needs rows of positive weights that sum to one.
 """
 
 
@@ -38,7 +41,10 @@ def page(found: dict[str, Any]) -> str:
     lines += ["| " + " | ".join(row(name, one)) + " |" for name, one in members]
     lines += [TAIL]
     lines += [f"- **{v['outcome'].capitalize()}**: {in_sentence(v['claim'])}" for v in found["verdicts"]]
-    why = {reason: [n for n, r in found["not_measured"].items() if r == reason] for reason in found["not_measured"].values()}
+    why = {
+        reason: [n for n, r in found["not_measured"].items() if r == reason]
+        for reason in found["not_measured"].values()
+    }
     left_out = "; ".join(f"{', '.join(map(name_of, names))} ({reason})" for reason, names in why.items())
     command = found["provenance"]["command"]
     lines += ["", f"Not measured: {left_out}.", "", f"`{command}`, [query_length.json](results/query_length.json)."]

@@ -117,7 +117,7 @@ def _read_keys(layer: Any, told: dict[str, Any], own: dict[str, Tensor]) -> None
             layer.cumulative_length = told["keys"]
 
 
-def _write_recurrence(layer: LinearAttentionLayer) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _write_recurrence(layer: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {f"recurrent.{i}": x for i, x in layer.recurrent_states.items() if x is not None}
     for i, x in layer.conv_states.items():
         if x is not None:
@@ -125,7 +125,7 @@ def _write_recurrence(layer: LinearAttentionLayer) -> tuple[dict[str, Any], dict
     return {"begun": [bool(layer.has_previous_state[i]) for i in range(layer.number_of_states)]}, tensors
 
 
-def _read_recurrence(layer: LinearAttentionLayer, told: dict[str, Any], own: dict[str, Tensor]) -> None:
+def _read_recurrence(layer: Any, told: dict[str, Any], own: dict[str, Tensor]) -> None:
     for i, begun in enumerate(told["begun"]):
         conv, recurrent = own.pop(f"conv.{i}", None), own.pop(f"recurrent.{i}", None)
         LinearAttentionLayer.lazy_initialization(layer, conv, recurrent, i)

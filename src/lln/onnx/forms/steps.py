@@ -30,5 +30,5 @@ def diag_step(x: StepOperands) -> StepResults:
         counts = torch.ones(x.k.shape[0], 1, dtype=torch.bool, device=x.k.device)
     keys, values, seen, after = x.block.with_token(x.k, x.v, counts)
     near = open_block(OpenOperands(x.q, keys, values, seen, x.scale)).out
-    out = torch.lerp(*(t.to(x.weight.dtype) for t in (near, far.out)), x.weight[..., None]).to(x.q.dtype)
+    out = torch.lerp(near.to(x.weight.dtype), far.out.to(x.weight.dtype), x.weight[..., None]).to(x.q.dtype)
     return StepResults(out, *far.state, keys, values, after.counts, after.filled, after.started)

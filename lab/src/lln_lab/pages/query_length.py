@@ -12,12 +12,12 @@ HEAD = """<!-- Made from docs/results/query_length.json by `python -m lln_lab.pa
 # Who forgets the length of the query?
 
 Softmax attends more sharply when the query is longer: with \\(q = |q|\\,u\\), its weights are
-\\(P_j \\propto \\exp(|q|\\, u \\cdot k_j / \\sqrt d)\\). The length of a query is therefore how a model asks for one token rather than for
-an average.
+\\(P_j \\propto \\exp(|q|\\, u \\cdot k_j / \\sqrt d)\\). The length of a query is therefore how
+a model asks for one token rather than for an average.
 
 Linear attention weighs keys by \\(\\phi(q) \\cdot \\phi(k_j)\\), divided by their sum. If the features are homogeneous,
-\\(\\phi(|q| u) = |q|^p \\phi(u)\\), the length appears above and below the fraction and cancels: such an attention cannot tell a
-long query from a short one. The exponential features of LLN are not homogeneous.
+\\(\\phi(|q| u) = |q|^p \\phi(u)\\), the length appears above and below the fraction and cancels: such an attention cannot
+tell a long query from a short one. The exponential features of LLN are not homogeneous.
 
 ![Entropy of a row against the length of its query](results/query_length.svg)
 

@@ -77,7 +77,7 @@ def test_pieces_of_several_tokens_go_on_from_a_state(attention: Callable[..., An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["lln_near_far", "lln_diag"])
+@pytest.mark.parametrize("attention", ["lln_diag"])
 def test_a_hugging_face_encoder_takes_any_length_and_padding(attention: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     import lln.hf

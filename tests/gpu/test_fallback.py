@@ -1,5 +1,6 @@
 """A card whose kernels cannot run here: plain torch computes, and says why once. The tensors hold nothing."""
 
+import importlib
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lln.ops import backends
 from lln.ops.gpu import environment
 from lln.ops.lln import Operands, attention
+from lln.ops.near_far.op import Operands as NearFarOperands
 
 pytestmark = pytest.mark.skipif(environment.unavailable() is None, reason="the kernels can run here")
 
@@ -26,3 +28,14 @@ def test_without_kernels_a_card_has_plain_torch_and_is_told_once(monkeypatch: py
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert attention.backends.pick("auto", x).name == "chunked"
+
+
+@pytest.mark.parametrize("size", [64, 65])
+def test_heads_that_do_not_fit_an_amd_card_are_refused_in_words(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    near_far = importlib.import_module("lln.ops.near_far.triton")
+    with FakeTensorMode():
+        q, scale, weights = (torch.empty(shape, device="cuda") for shape in ((1, 2, 40, size), (1, 2, size), (1, 2, 4)))
+        x = NearFarOperands(q, q, q, scale, scale, None, weights, None, None, 16, 0, 0, 1.0, False)
+        told = near_far._refuses(x)
+    assert told is None if size == 64 else "head sizes up to 64" in told and "this is 65" in told

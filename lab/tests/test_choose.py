@@ -25,13 +25,17 @@ def test_the_rows_that_ship_are_those_of_the_repositorys_results() -> None:
 
 
 def test_a_gain_is_the_mean_difference_to_softmax_of_the_same_seed(tmp_path: Path) -> None:
-    def run(attention: str, seed: int, loss: float) -> dict[str, Any]:
+    def run(attention: str, seed: int, loss: float, label: str = "") -> dict[str, Any]:
         return {
-            "task": "mlm", "attention": attention, "options": {}, "seed": seed, "steps": 10, "model": {"length": 64},
-            "evaluation": {"loss": loss},
+            "task": "mlm", "attention": attention, "label": label or attention, "seed": seed, "steps": 10,
+            "model": {"length": 64}, "evaluation": {"loss": loss},
         }  # fmt: skip
 
     runs = [run("softmax", 0, 2.0), run("softmax", 1, 4.0), run("lln", 0, 1.5), run("lln", 1, 3.9), run("lln", 2, 0.0)]
+    runs += [
+        run("softmax", 0, 9.0, "softmax (5 steps)"),
+        run("lln", 1, 9.0, "lln (alpha=2.0)"),
+    ]  # others than the defaults
     (tmp_path / "a.json").write_text(json.dumps({"experiment": "fig8", "runs": runs}))
     (tmp_path / "b.json").write_text(json.dumps({"rows": []}))
     (row,) = gather(tmp_path)

@@ -29,6 +29,7 @@ COLUMNS = ("attention", "follows", "entropy at √d/4", "at √d", "at 4√d", "
 TAIL = """
 Members with learned weights (marked *) are measured as they start, before training. Entropies are in bits. A gap, 1 − |λ₂|, is
 that of a matrix whose queries all have the given length; it needs rows of positive weights that sum to one.
+Sequences this short fit into Longformer's window, which makes it softmax.
 """
 
 

@@ -69,6 +69,17 @@ def test_fitted_weights_leave_less_error_than_neutral_ones_and_the_file_has_ever
     assert all(0 < row["long"]["cosine"] <= 1.00001 for row in rows)
 
 
+def test_texts_longer_than_the_encoders_positions_are_read_with_positions_stretched(
+    encoder: Path, texts: Path, tmp_path: Path
+) -> None:
+    plan = near_far.Plan(
+        str(encoder), str(texts), str(texts), texts=1, test_texts=2, length=600, bases=(near_far.CHOSEN,)
+    )
+    result = near_far.run(plan, tmp_path / "found.json", lambda what: None)
+    assert (result["length"], result["positions"]) == (600, 512)
+    assert result["tested_on"]["long"] == 2 and all(row["long"]["cosine"] > 0.5 for row in result["rows"])
+
+
 def test_perplexity_of_a_causal_model_beside_softmax(causal: Path, texts: Path, tmp_path: Path) -> None:
     plan = near_far.Plan(str(causal), str(texts), str(texts), texts=2, test_texts=2, length=256)
     result = near_far.run(plan, tmp_path / "found.json", lambda what: None)

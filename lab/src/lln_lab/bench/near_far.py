@@ -3,7 +3,8 @@
 Everything is what `lln.hf.convert(model, "lln_near_far", ...)` does: alpha, beta and the mean key measured on a few training
 texts, weights fitted head by head in one pass. `CHOSEN` is its own choice; the other rows are there for comparison. Measured
 on other texts: of encoders the cosine of the mean-pooled embedding to the original's and the correlation of the similarities of
-all pairs, of long texts, which fill the length, and of short ones, padded; of causal models the perplexity of long texts.
+all pairs, of long texts, which fill the length, and of short ones, padded; of causal models the perplexity of long texts. A
+BERT with fewer positions than the length has them stretched first (`stretch`), and "the original" is softmax with these.
 """
 
 import time
@@ -26,6 +27,8 @@ from lln.near_far.fit import NearFarFit
 from lln.ops.near_far import WEIGHTS
 from lln.results import write_result
 from lln_lab.bench.token_losses import TokenLosses
+from lln_lab.experiments.models.pretrained import KIND as BERT
+from lln_lab.experiments.models.pretrained import stretch
 
 NOT_FITTED, NEAR_ALONE, CHOSEN = "not fitted", "near alone", "chosen by cross-validation"
 BASES: dict[str, tuple[str, ...]] = {
@@ -40,6 +43,7 @@ ROWS: Rows = (
     ({"block_size": 64}, (NEAR_ALONE, NOT_FITTED, *BASES, CHOSEN)),
     ({"block_size": 64, "first_tokens": 4}, (CHOSEN,)),
     ({"block_size": 64, "neighbours": 1}, (CHOSEN,)),
+    ({"block_size": 64, "neighbours": 1, "first_tokens": 4}, (NEAR_ALONE, CHOSEN)),
     ({"block_size": 16}, (CHOSEN,)),
     ({"block_size": 16, "neighbours": 1}, (CHOSEN,)),
 )
@@ -66,6 +70,9 @@ def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str,
         torch.set_num_threads(plan.threads)
     tokenizer, model = load(plan.model)
     causal = is_causal(model)
+    positions = getattr(model.config, "max_position_embeddings", plan.length)
+    if model.config.model_type == BERT:
+        stretch(model, plan.length)
     train = TextFile(Path(plan.data), plan.length, plan.join, plan.seed).leaving(Path(plan.test_data), plan.test_texts)
     groups = train.to_measure_on(Path(plan.test_data)).batches(model, tokenizer, plan.test_texts, 1 if causal else 4)
     fit_on = train.batches(model, tokenizer, plan.texts, 1 if causal else 4)
@@ -78,6 +85,7 @@ def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str,
     result: dict[str, Any] = {
         "model": Path(plan.model).name,
         "length": plan.length,
+        "positions": positions,  # the model's own, before they are stretched
         "fitted_on": {name: sum(len(b["input_ids"]) for b in found) for name, found in fit_on.items()},
         "tested_on": count,
         **({"softmax": measure.softmax} if causal else {}),

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
+from lln_lab.evidence.first_round import FILES, best_of_the_others, first_round
 from lln_lab.evidence.ledger import Entry, ledger
 from lln_lab.evidence.plan import OURS, SEEDS
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing
-from lln_lab.names import name_of
+from lln_lab.names import name_of, task_of
 from lln_lab.pages.tables import minus
 
 HEAD = """<!-- Made from the JSON in docs/results/evidence by `python -m lln_lab.pages.evidence docs`; do not edit. -->
@@ -38,7 +39,8 @@ def page(folder: Path) -> str:
     entries = ledger(folder)
     judged = [entry.standing for entry in entries if entry.standing is not None and not entry.standing.lacks]
     lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries), *ranks(judged)]
-    return "\n".join([*lines, *what_ran(entries)]).rstrip() + "\n"
+    lines += [*short_runs(folder.parent), *what_ran(entries)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def in_short(judged: list[Standing], planned: int) -> list[str]:
@@ -117,6 +119,34 @@ def ranks(judged: list[Standing]) -> list[str]:
         "## Mean rank",
         "",
         f"Over the {len(judged)} tasks with a verdict, at equal steps, by mean score (1 is best): {told}.",
+        "",
+    ]
+
+
+def short_runs(results: Path) -> list[str]:
+    """The first round, best first."""
+    places = first_round(results)
+    if not places:
+        return []
+    tasks = sorted(places[0].scores)
+    best = best_of_the_others(places)
+    files = ", ".join(f"[{name}](results/{name})" for name in FILES if (results / name).exists())
+    return [
+        "## A first round over all members",
+        "",
+        f"Three tasks of the Long Range Arena, 300 steps, one seed, accuracy in per cent ({files}, commands inside). After so "
+        "few steps softmax has learned none of them, and with 1,000 test rows a difference of three points between two "
+        "attentions can be chance. The round only chooses an opponent for the long runs: "
+        f"the best linear member besides ours is {name_of(best) if best else 'not known yet'}.",
+        "",
+        "| attention | " + " | ".join(map(task_of, tasks)) + " | mean rank |",
+        "| --- |" + " ---: |" * (len(tasks) + 1),
+        *(
+            f"| {name_of(place.member)} | "
+            + " | ".join(f"{place.scores[task]:.1f}" for task in tasks)
+            + f" | {place.rank:.1f} |"
+            for place in places
+        ),
         "",
     ]
 

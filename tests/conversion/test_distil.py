@@ -1,5 +1,6 @@
 """Any converted model is trained towards its softmax original, or towards what the caller says."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,44 @@ def test_a_model_is_softmax_again_while_it_teaches() -> None:
     assert torch.equal(model(x), linear)
 
 
+def test_an_interrupted_run_goes_on_and_ends_as_it_would_have(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    options: dict[str, Any] = {"steps": 9, "group": 2, "passes": 2, "checkpoint_every": 2}
+    whole = fresh()
+    lln.convert(whole, DATA, block_size=16)
+    start = {name: x.clone() for name, x in whole.state_dict().items()}
+    distil(whole, DATA, **options)
+
+    def stop(stage: str, step: int, _: float) -> None:
+        if (stage, step) == ("end_to_end", 3):
+            raise KeyboardInterrupt
+
+    model, rest = fresh(), []
+    lln.convert(model, DATA, block_size=16)
+    with pytest.raises(KeyboardInterrupt):
+        distil(model, DATA, checkpoint=tmp_path, on_step=stop, **options)
+    assert all(torch.equal(x, start[name]) for name, x in model.state_dict().items())
+    distil(model, DATA, checkpoint=tmp_path, on_step=lambda *x: rest.append(x[:2]), **options)
+    assert rest == [("end_to_end", step) for step in range(2, 6)]
+    assert all(torch.equal(x, whole.state_dict()[name]) for name, x in model.state_dict().items())
+    with pytest.raises(ValueError, match="written with other settings .*data_hash"):
+        distil(model, DATA[:3], checkpoint=tmp_path, **options)
+    lln.unload(model)
+    lln.convert(model, DATA, block_size=8)
+    with pytest.raises(ValueError, match="written with other settings .*conversion_hash"):
+        distil(model, DATA, checkpoint=tmp_path, **options)
+
+
+def test_modes_and_what_learns_are_as_they_were() -> None:
+    model = fresh().train()
+    model.feed[0].eval()
+    lln.convert(model, DATA, block_size=16)
+    model.attention[0].qkv.weight.requires_grad_(False)
+    before = [(x.requires_grad, x.grad) for x in model.parameters()], [module.training for module in model.modules()]
+    distil(model, DATA, steps=2, stage="layers")
+    assert before == ([(x.requires_grad, x.grad) for x in model.parameters()], [m.training for m in model.modules()])
+
+
 def test_what_cannot_be_distilled_is_refused() -> None:
     with pytest.raises(ValueError, match="convert the model first"):
         distil(fresh(), DATA)
@@ -91,5 +130,15 @@ def test_what_cannot_be_distilled_is_refused() -> None:
     lln.convert(model, DATA, attention="elu")
     with pytest.raises(ValueError, match="nothing to distil"):
         distil(model, DATA)
+    lln.unload(model)
+    lln.convert(model, DATA, block_size=16)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"group": 0}, "group must be a whole number"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"stage": "all"}, "stage must be one of"),
+    ]
+    for wrong, message in refused:
+        with pytest.raises(ValueError, match=message):
+            distil(model, DATA, **wrong)
     with pytest.raises(ValueError, match="no floating-point tensor"):
         relative_error("text", "text")

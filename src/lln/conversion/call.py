@@ -27,16 +27,12 @@ class AttentionCall:
     scale: float
     dropout: float
     lead: tuple[int, ...]  # the leading dimensions that q came with, to give the output back in
-    cu_seqlens: None = None
+    cu_seqlens: None = None  # packed sequences are Hugging Face's
 
     @property
     def cross(self) -> bool:
         """Whether queries and keys differ in number, so that there are no blocks to compare them in."""
         return self.q.shape[2] != self.k.shape[2]
-
-    def as_one_row(self) -> "AttentionCall":
-        """There are no packed sequences here."""
-        return self
 
     def shaped(self, out: Tensor) -> Tensor:
         """(B, Hq, Nq, Dv) in the leading dimensions of the query."""

@@ -7,21 +7,32 @@
 The teacher is the model itself with softmax in place of its linear attention, unless another is given.
 """
 
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from lln.conversion.asked import rows_that_count
 from lln.conversion.call import AttentionCall
-from lln.conversion.convert import _as_run, _as_runs, converted_sites, softmax_again
+from lln.conversion.checkpoint import fingerprint
+from lln.conversion.errors import relative, relative_error
+from lln.conversion.files import description, weights_hash
+from lln.conversion.installed import converted_sites, softmax_again
 from lln.conversion.linear_site import AnySite
-from lln.conversion.plan import END_TO_END, LAYERS, STAGES, Plan, split
+from lln.conversion.modes import evaluating, frozen
+from lln.conversion.plan import END_TO_END, LAYERS, Plan, check_numbers, split
+from lln.conversion.runs import as_run, as_runs
 from lln.conversion.sites import Site, watching
+from lln.conversion.training import Stage, Training
 
 Loss = Callable[[Any, Any, Any], Tensor]  # (the model's output, the teacher's, the batch)
 Shown = list[tuple[AnySite, AttentionCall, Tensor]]
-BETAS = (0.9, 0.99)
 
 
 def distil(
@@ -37,6 +48,9 @@ def distil(
     loss: Loss | None = None,
     group: int = 12,
     passes: int = 4,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 25,
+    resume: bool = True,
     on_step: Callable[[str, int, float], None] | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -49,122 +63,99 @@ def distil(
     loss: of the model's output, the teacher's output and the batch; None: the squared error over the teacher's power, of
         all floating-point tensors in the output.
     group: batches whose teacher's activations are in memory at once.
+    checkpoint: a folder; with resume=True a run that was interrupted goes on from there and ends as it would have. The
+        model itself is as it was before a run that was interrupted. Give the same teacher and loss: a file cannot tell.
     on_step: called with the stage, the step's number and its loss.
     """
     sites = _sites(model)
-    if stage not in STAGES:
-        raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
-    stages, given = split(steps, stage, end_to_end_steps), _as_list(batches)
+    whole_numbers = {"steps": steps, "group": group, "passes": passes, "checkpoint_every": checkpoint_every}
+    check_numbers(whole_numbers, {"lr": lr, "end_to_end_lr": end_to_end_lr})
+    counts, given = split(steps, stage, end_to_end_steps), _as_list(batches)
     rates = {LAYERS: lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
-    learning = [x for site in sites.values() for x in site.parameters()]
-    if not learning:
-        raise ValueError("this conversion has no weights of its own: there is nothing to distil")
-    before = [(x, x.requires_grad) for x in model.parameters()]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    learning = _learning(sites)
+    settings: dict[str, Any] = {
+        "stages": counts, "rates": list(rates.values()), "group": group, "passes": passes, "seed": seed,
+    }  # fmt: skip
+    if checkpoint is not None:
+        settings |= _hashes(model, given)
+    stages: dict[str, Stage] = {}
+    for name, count in counts.items():
+        plan, rate = Plan(count, len(given), group, passes, seed), rates[name]
+        layers, whole = _Layers(plan, rate, model, sites), _EndToEnd(plan, rate, model, teacher, loss or relative_error)
+        stages[name] = layers if name == LAYERS else whole
+    training = Training(given, learning, settings, None if checkpoint is None else Path(checkpoint), checkpoint_every)
+    before = {name: x.detach().clone() for name, x in learning.items()}
     try:
-        for x, _ in before:
-            x.requires_grad_(False)
-        for x in learning:
-            x.requires_grad_(True)
-        with torch.enable_grad():
-            for name, count in stages.items():
-                teach = _Layers(model, sites) if name == LAYERS else _EndToEnd(model, teacher, loss or relative_error)
-                _train(teach, given, learning, Plan(count, len(given), group, passes, seed), rates[name], name, on_step)
-    finally:
-        for x, wanted in before:
-            x.requires_grad_(wanted)
-        for x in learning:
-            x.grad = None
-        for module, training in modes.items():
-            module.training = training
+        with frozen(model), evaluating(model), torch.enable_grad():
+            for x in learning.values():
+                x.requires_grad_(True)
+            training.run(stages, resume, _first_error(on_step))
+    except BaseException:
+        with torch.no_grad():
+            for name, x in learning.items():
+                x.copy_(before[name])
+        raise
     return model
 
 
-def relative_error(given: Any, wanted: Any, batch: Any = None) -> Tensor:
-    """|o - t|^2 / |t|^2, summed over the floating-point tensors of an output: a tensor, or a tuple, list or mapping of them."""
-    pairs = list(zip(_tensors(given), _tensors(wanted), strict=True))
-    if not pairs:
-        raise ValueError(
-            f"the model returns no floating-point tensor to compare, but {type(wanted).__name__}: give a loss of your own, "
-            "loss(output, teacher's output, batch)"
-        )
-    return torch.stack([_relative(o, t) for o, t in pairs]).sum()
-
-
-def _relative(given: Tensor, wanted: Tensor) -> Tensor:
-    return (given - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
-
-
+@dataclass(frozen=True)
 class _Layers:
     """Shows what each site was asked and what softmax answered."""
 
-    def __init__(self, model: nn.Module, sites: dict[Site, AnySite]) -> None:
-        self.model, self.sites = model, sites
+    plan: Plan
+    rate: float
+    model: nn.Module
+    sites: dict[Site, AnySite]
 
-    def show(self, batch: Any) -> Shown:
+    def show(self, batches: list[Any]) -> list[Shown]:
+        return [self._show(batch) for batch in batches]
+
+    def _show(self, batch: Any) -> Shown:
         shown: Shown = []
 
         def watch(at: Site, call: AttentionCall, out: Tensor) -> None:
             if at in self.sites:
-                shown.append((self.sites[at], call, out.reshape(*call.q.shape[:3], -1)))
+                shown.append((self.sites[at], call, out))
 
         with torch.no_grad(), softmax_again(self.model), watching(self.model, watch):
-            _as_run(batch)(self.model)
+            as_run(batch)(self.model)
         return shown
 
-    def loss(self, shown: Shown) -> Tensor:
+    def backward(self, shown: Shown) -> list[float]:
         found = []
         for site, call, wanted in shown:
-            out = site.attend(call)
-            if call.key_mask is not None and not call.cross:  # rows of padding are nobody's output
-                rows = call.key_mask[:, None, :, None]
-                out, wanted = torch.where(rows, out, 0.0), torch.where(rows, wanted, 0.0)
-            found.append(_relative(out, wanted))
-        return torch.stack(found).sum()
+            out, rows = site.attend(call), rows_that_count(call)
+            if rows is not None:
+                out, wanted = (torch.where(rows[:, None, :, None], x, 0.0) for x in (out, wanted))
+            found.append(relative(out, wanted))
+        return _backward(torch.stack(found).sum())
 
 
+@dataclass(frozen=True)
 class _EndToEnd:
     """Shows a batch and what the teacher made of it."""
 
-    def __init__(self, model: nn.Module, teacher: Callable[..., Any] | None, loss: Loss) -> None:
-        self.model, self.teacher, self.compare = model, teacher, loss
+    plan: Plan
+    rate: float
+    model: nn.Module
+    teacher: Callable[..., Any] | None
+    compare: Loss
 
-    def show(self, batch: Any) -> tuple[Any, Any]:
+    def show(self, batches: list[Any]) -> list[tuple[Any, Any]]:
         with torch.no_grad():
             if self.teacher is not None:
-                return batch, _as_run(batch)(self.teacher)  # type: ignore[arg-type]
+                return [(batch, as_run(batch)(self.teacher)) for batch in batches]  # type: ignore[arg-type]
             with softmax_again(self.model):
-                return batch, _as_run(batch)(self.model)
+                return [(batch, as_run(batch)(self.model)) for batch in batches]
 
-    def loss(self, shown: tuple[Any, Any]) -> Tensor:
+    def backward(self, shown: tuple[Any, Any]) -> list[float]:
         batch, wanted = shown
-        return self.compare(_as_run(batch)(self.model), wanted, batch)
+        return _backward(self.compare(as_run(batch)(self.model), wanted, batch))
 
 
-def _train(
-    teach: _Layers | _EndToEnd,
-    batches: list[Any],
-    learning: list[nn.Parameter],
-    plan: Plan,
-    rate: float,
-    stage: str,
-    on_step: Callable[[str, int, float], None] | None,
-) -> None:
-    optimizer = torch.optim.Adam(learning, betas=BETAS)
-    kept: tuple[int, list[Any]] = (-1, [])
-    for step in range(plan.steps):
-        number = plan.group_of(step)
-        if kept[0] != number:
-            kept = (number, [teach.show(batches[i]) for i in plan.members(number)])
-        for options in optimizer.param_groups:
-            options["lr"] = rate * plan.factor(step)
-        optimizer.zero_grad()
-        loss = teach.loss(kept[1][plan.member(step)])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if on_step is not None:
-            on_step(stage, step, float(loss.detach()))
+def _backward(loss: Tensor) -> list[float]:
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [float(loss.detach())]
 
 
 def _sites(model: nn.Module) -> dict[Site, AnySite]:
@@ -179,16 +170,36 @@ def _sites(model: nn.Module) -> dict[Site, AnySite]:
     return found
 
 
+def _learning(sites: dict[Site, AnySite]) -> dict[str, Tensor]:
+    """What learns, by its name in a checkpoint."""
+    found: dict[str, Tensor] = {
+        f"{at.path}.{at.number}.{name}": x for at, site in sites.items() for name, x in site.named_parameters()
+    }
+    if not found:
+        raise ValueError("this conversion has no weights of its own: there is nothing to distil")
+    return found
+
+
+def _hashes(model: nn.Module, batches: list[Any]) -> dict[str, str]:
+    """A checkpoint goes on with the data, the model and the conversion that it began with, or not at all."""
+    told = json.dumps(description(model), sort_keys=True)
+    return {
+        "data_hash": fingerprint(x for x in tree_leaves(batches) if isinstance(x, Tensor)),
+        "weights_hash": weights_hash(model)[:12],
+        "conversion_hash": hashlib.sha256(told.encode()).hexdigest()[:12],
+    }
+
+
+def _first_error(on_step: Callable[[str, int, float], None] | None) -> Callable[[str, int, list[float]], None]:
+    return (lambda *_: None) if on_step is None else lambda stage, step, errors: on_step(stage, step, errors[0])
+
+
 def _as_list(batches: Any) -> list[Any]:
     if callable(batches) and not isinstance(batches, (list, tuple)):
         raise TypeError("distil takes a list of batches; a function that runs the model serves for calibration only")
     given = list(batches)
-    _as_runs(given)  # refuses what convert refuses
+    as_runs(given)  # refuses what convert refuses
     return given
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
 
 
 __all__ = ["distil", "relative_error"]

@@ -4,19 +4,17 @@
 a hash of the weights it was fitted to, and is refused where they differ.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from lln.conversion.convert import NAME, converted_sites, install
+from lln.conversion.installed import NAME, converted_sites, install
 from lln.conversion.linear_site import SiteOptions
 from lln.conversion.torch_attention import open_up
 from lln.conversion.zoo_site import make_site
-from lln.writing import whole
+from lln.tensor_files import digest, read_tensors, write_tensors
 
 FORMAT, VERSION = "lln-conversion", 3
 READ = (1, 2, 3)  # version 1 knew near-far attention alone, version 2 no moments in cross-attention
@@ -58,11 +56,9 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> nn.Module:
 
 def save(model: nn.Module, path: str | Path) -> Path:
     """Write the conversion of `model` to a safetensors file."""
-    tensors = {name: x.detach().contiguous().cpu() for name, x in model.state_dict().items() if _is_ours(name)}
+    tensors = {name: x for name, x in model.state_dict().items() if _is_ours(name)}
     metadata = {**{k: json.dumps(v) for k, v in description(model).items()}, "base": weights_hash(model)}
-    with whole(Path(path)) as aside:
-        _safetensors().torch.save_file(tensors, aside, metadata)
-    return Path(path)
+    return write_tensors(path, tensors, metadata)
 
 
 def load(model: nn.Module, path: str | Path, *, check: bool = True) -> nn.Module:
@@ -70,12 +66,7 @@ def load(model: nn.Module, path: str | Path, *, check: bool = True) -> nn.Module
 
     check: False takes it although the model's weights are not those it was fitted to, after fine-tuning, say.
     """
-    library = _safetensors()
-    try:
-        with library.safe_open(str(path), framework="pt") as file:
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except library.SafetensorError as reason:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({reason})") from None
+    metadata, tensors = read_tensors(path)
     if not {"format", "version", "sites", "base"} <= set(metadata):
         raise ValueError(f"{path} is a safetensors file, but not one that lln.conversion.save wrote")
     if check and metadata["base"] != weights_hash(model):
@@ -93,21 +84,9 @@ def load(model: nn.Module, path: str | Path, *, check: bool = True) -> nn.Module
 
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 over the names, shapes and bytes of the model's own weights; the same before and after a conversion."""
-    found = hashlib.sha256()
-    for name, x in sorted(model.state_dict().items()):
-        if not _is_ours(name):
-            found.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
-            found.update(x.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    own = ((name, x) for name, x in sorted(model.state_dict().items()) if not _is_ours(name))
+    return digest((f"{name} {tuple(x.shape)} {x.dtype}", x) for name, x in own)
 
 
 def _is_ours(name: str) -> bool:
     return NAME in name.split(".")
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as missing:
-        raise ImportError("conversions are saved as safetensors: pip install safetensors") from missing
-    return safetensors

@@ -6,6 +6,7 @@ the group's number only, so a resumed run goes on exactly as it would have.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,8 +57,20 @@ class Plan:
         return torch.randperm(size, generator=generator)
 
 
+def check_numbers(whole: dict[str, Any], rates: dict[str, Any]) -> None:
+    """Refuse what is no whole number of at least 1, and learning rates that are not positive; a rate may be left out."""
+    for name, value in whole.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    for name, value in rates.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value!r}")
+
+
 def split(steps: int, stage: str, end_to_end: int | None = None) -> dict[str, int]:
     """How many steps each stage gets; of both together, two thirds are end to end unless a number is given."""
+    if stage not in STAGES:
+        raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
     if stage != "both":
         return {stage: steps}
     end = 2 * steps // 3 if end_to_end is None else end_to_end

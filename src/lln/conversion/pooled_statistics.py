@@ -7,33 +7,14 @@ With weight w_s (the keys of sample s) the pooled variance is that within sample
 and the factor on alpha and beta beyond the table (`lln.matching.sample_factor`) is the mean of its logarithms.
 """
 
-from typing import Protocol, Self
-
 import torch
 from torch import Tensor
 
+from lln.conversion.asked import Call
 from lln.matching import sample_factor
 from lln.ops.moments.statistics import Statistics, statistics_of
 
 _FACTOR = {False: "log_factor", True: "log_factor_centred"}
-
-
-class Call(Protocol):
-    """What is read of a call of attention."""
-
-    @property
-    def q(self) -> Tensor: ...  # (B, Hq, N, D)
-    @property
-    def k(self) -> Tensor: ...
-    @property
-    def key_mask(self) -> Tensor | None: ...
-    @property
-    def cu_seqlens(self) -> Tensor | None: ...
-    @property
-    def scale(self) -> float: ...
-    def as_one_row(self) -> Self:
-        """Packed sequences of a batch in one row."""
-        ...
 
 
 class PooledStatistics:
@@ -44,11 +25,11 @@ class PooledStatistics:
         self.weight = 0.0
         self.samples = 0
         self.scale: float | None = None  # of q.k, as the module asks for it: some scale q before
+        self.heads = (0, 0, 0)  # Hq, Hk and D
 
     def add(self, call: Call) -> None:
-        call = call.as_one_row()
         s = statistics_of(call.q, call.k, key_mask=call.key_mask, cu_seqlens=call.cu_seqlens, center_keys=True)
-        self.scale = call.scale
+        self.scale, self.heads = call.scale, (call.q.shape[1], call.k.shape[1], call.q.shape[3])
         weight = s.keys.double()
         parts = {
             "mean_q": s.mean_q, "square_q": s.var_q + s.mean_q.square(), "mean_key": s.mean_key,

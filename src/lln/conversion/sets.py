@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lln.conversion.call import AttentionCall
+from lln.conversion.asked import Call
 from lln.conversion.parameters import LLNParameters
 from lln.ops.lln.op import compute_dtype
 from lln.ops.near_far.moments import Moments, merged
@@ -24,7 +24,7 @@ from lln.ops.near_far.rows import Near, Scales, mixed
 ROWS = 8192  # queries or keys at a time: what is between them and the state is as large as they are
 
 
-def set_attention(call: AttentionCall, own: LLNParameters, weights: Tensor | None = None) -> Tensor:
+def set_attention(call: Call, own: LLNParameters, weights: Tensor | None = None) -> Tensor:
     """(B, Hq, Nq, Dv). weights (Hq, 4): others than the parameters' own."""
     dtype, heads, batch = compute_dtype(call.q.dtype), call.k.shape[1], call.q.shape[0]
     alpha, beta, bias = (x.expand(batch, -1, -1, call.q.shape[3])[:, :, 0] for x in own.for_attention(dtype))
@@ -48,14 +48,14 @@ def set_attention(call: AttentionCall, own: LLNParameters, weights: Tensor | Non
     return torch.cat(found, dim=2).to(call.q.dtype)
 
 
-def set_parts(call: AttentionCall, own: LLNParameters) -> tuple[Tensor, Tensor]:
+def set_parts(call: Call, own: LLNParameters) -> tuple[Tensor, Tensor]:
     """What the weights multiply, as `NearFarFit.add` takes it: nothing fixed, and the parts (B, Hq, Nq, Dv, 4)."""
     alone = torch.eye(len(WEIGHTS), device=call.q.device)
     parts = torch.stack([set_attention(call, own, w.expand(call.q.shape[1], -1)) for w in alone], dim=-1)
     return torch.zeros_like(parts[..., 0]), parts
 
 
-def _moments(call: AttentionCall, beta: Tensor, dtype: torch.dtype) -> Moments:
+def _moments(call: Call, beta: Tensor, dtype: torch.dtype) -> Moments:
     mask = call.key_mask
     if mask is None:
         mask = torch.ones(1, call.k.shape[2], dtype=torch.bool, device=call.k.device)

@@ -37,7 +37,7 @@ class Site:
         return self.path if self.number == 0 else f"{self.path} (call {self.number + 1})"
 
 
-Watcher = Callable[[Site, AttentionCall, Tensor], None]
+Watcher = Callable[[Site, AttentionCall, Tensor], None]  # the last is softmax's output, (B, Hq, Nq, Dv)
 
 
 class Watching(TorchFunctionMode):
@@ -59,7 +59,8 @@ class Watching(TorchFunctionMode):
         if func is SDPA:
             site = self._site()
             try:
-                self.watcher(site, read_call(**sdpa_arguments(*args, **kwargs)), out)
+                call = read_call(**sdpa_arguments(*args, **kwargs))
+                self.watcher(site, call, out.reshape(*call.q.shape[:3], -1))
             except CannotReplace as reason:
                 self.refused[site] = str(reason)
         return out

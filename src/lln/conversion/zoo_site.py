@@ -1,10 +1,10 @@
 """A member of the zoo in place of a softmax attention, and which members can stand there."""
 
-import torch
 from torch import Tensor
 
 from lln.conversion.call import AttentionCall
 from lln.conversion.linear_site import NEAR_FAR, AnySite, LinearSite, SiteOptions
+from lln.conversion.zoo_call import answered_by
 
 
 class ZooSite(AnySite):
@@ -21,14 +21,7 @@ class ZooSite(AnySite):
         self.mechanism.requires_grad_(False)  # as all that a conversion adds: until somebody trains it
 
     def _attend(self, call: AttentionCall) -> Tensor:
-        groups = call.q.shape[1] // call.k.shape[1]
-        q = call.q * (call.scale * call.q.shape[3] ** 0.5)  # members scale by D**-0.5 themselves
-        k, v = (x if groups == 1 else x.repeat_interleave(groups, dim=1) for x in (call.k, call.v))
-        counts = call.key_mask
-        if call.cross:  # the keys' padding says nothing about the queries
-            counts = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-        out: Tensor = self.mechanism(q, k, v, call.key_mask, counts, call.causal)
-        return out
+        return answered_by(self.mechanism, call)
 
 
 def make_site(options: SiteOptions) -> AnySite:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, BertConfig, BertModel
 
-from lln.hf.distillation.checkpoint import fingerprint
+from lln.conversion.checkpoint import fingerprint
 from lln.zoo.cost import saved_bytes
 from lln_lab import data
 from lln_lab.data.task import Selection, spread

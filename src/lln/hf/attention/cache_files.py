@@ -24,7 +24,7 @@ from lln.hf.attention.cache_layer import LLNCacheLayer
 from lln.near_far import NearFarState
 from lln.ops.blocks.open_block import OpenBlock
 from lln.state import LLNState
-from lln.writing import whole
+from lln.tensor_files import read_tensors, write_tensors
 
 FORMAT, VERSION = "lln-cache", "2"
 READ = ("1", "2")  # version 1 knew states alone
@@ -38,8 +38,6 @@ def parts_of(layer: Any) -> list[str]:
 
 
 def write(path: Path, layers: list[Any]) -> None:
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     described = []
     for number, layer in enumerate(layers):
@@ -53,20 +51,12 @@ def write(path: Path, layers: list[Any]) -> None:
             told |= numbers
             tensors |= {f"{number}.{name}": x for name, x in own.items()}
         described.append(told)
-    kept = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
-    with whole(path) as aside:
-        save_file(kept, aside, {"format": FORMAT, "version": VERSION, "layers": json.dumps(described)})
+    apart = {name: x.detach().clone() for name, x in tensors.items()}  # views of one memory cannot be saved
+    write_tensors(path, apart, {"format": FORMAT, "version": VERSION, "layers": json.dumps(described)})
 
 
 def read(path: Path, layers: list[Any], device: torch.device) -> None:
-    import safetensors
-
-    try:
-        with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
-            metadata, names = file.metadata() or {}, list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
-    except safetensors.SafetensorError as reason:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({reason})") from None
+    metadata, tensors = read_tensors(path, device)
     if metadata.get("format") != FORMAT or metadata.get("version") not in READ:
         raise ValueError(
             f"{path} is not a saved cache that this release reads ({FORMAT}, version {' or '.join(READ)}): it says "

@@ -58,11 +58,6 @@ def in_rows(x: Tensor, batch: int) -> Tensor:
     return x if x.shape[0] == batch else x[0].unflatten(1, (batch, -1)).transpose(0, 1)
 
 
-def rows_that_count(call: Call) -> Tensor | None:
-    """(B, N): queries of padding do not count; they are the keys' tokens unless the attention is across sequences."""
-    return None if call.cross or call.q.shape[2] != call.k.shape[2] else call.key_mask
-
-
 def read_call(
     module: nn.Module,
     q: Tensor,

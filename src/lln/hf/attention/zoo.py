@@ -1,16 +1,15 @@
 """Every zoo member that is a function of q, k and v, as an attention function of transformers."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lln import zoo
-from lln.hf.attention.call import in_one_row, in_rows, read_call, refuse_growing_cache
+from lln.conversion.zoo_call import answered_by
+from lln.hf.attention.call import in_rows, read_call, refuse_growing_cache
 from lln.zoo.registry import member
 
 KEPT = 8  # functions of a member, each for another greatest length
@@ -53,20 +52,7 @@ def zoo_forward(name: str) -> Callable[..., tuple[Tensor, None]]:
                 del functions[next(iter(functions))]
             # the same draw of random features in every process and after every reload
             functions[longest] = zoo.attention(name, max_length=longest, **({"seed": 0} if has_seed else {}))
-        groups = query.shape[1] // key.shape[1]
-        q = query * (call.scale * query.shape[3] ** 0.5)  # members scale by D**-0.5 themselves
-        k, v = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        run = functions[longest]
-        if call.cu_seqlens is None:
-            query_mask = call.key_mask if q.shape[2] == k.shape[2] else None
-            if call.cross:  # the keys' padding says nothing about the queries, also where there are as many
-                query_mask = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-            out = run(q, k, v, call.key_mask, query_mask, call.causal)
-        else:
-            flat = [in_one_row(x) for x in (q, k, v)]
-            edges = call.cu_seqlens.tolist()
-            pieces = [run(*(x[:, :, a:b] for x in flat), None, None, call.causal) for a, b in itertools.pairwise(edges)]
-            out = in_rows(torch.cat(pieces, dim=2), q.shape[0])
+        out = in_rows(answered_by(functions[longest], call.as_one_row()), query.shape[0])
         out = F.dropout(out, dropout, module.training)
         return out.transpose(1, 2).contiguous(), None
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lln.conversion.modes import evaluating
+
 
 def batches_of(
     data: Any, model: Any, tokenizer: Any = None, max_length: int = 512, batch_size: int = 4
@@ -34,13 +36,13 @@ def batches_of(
 @torch.no_grad()
 def run_through(model: Any, batches: Iterable[dict[str, Tensor]]) -> None:
     """One forward pass over all batches in eval mode; the model's mode is put back."""
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for batch in batches:
-            model(**{name: x for name, x in batch.items() if name != "labels"})
-    finally:
-        model.train(training)
+            model(**without_labels(batch))
+
+
+def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in batch.items() if name != "labels"}
 
 
 def _tokenized(texts: list[str], tokenizer: Any, max_length: int, batch_size: int) -> Iterator[dict[str, Tensor]]:

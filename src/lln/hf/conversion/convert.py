@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from lln.conversion.closed_form import set_matched
 from lln.conversion.parameters import LayerShape
 from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.near_far import fit_weights
-from lln.hf.conversion.passes import fit_to_softmax, measure_statistics, set_matched
+from lln.hf.conversion.passes import fit_to_softmax, measure_statistics
 from lln.hf.conversion.ready_made import restore_originals, use_conversion
 from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
@@ -94,10 +95,10 @@ def convert(
         return model
 
     batches = batches_of(calibrate, model, tokenizer, max_length, batch_size)
-    statistics, seen = measure_statistics(model, batches)
+    statistics = measure_statistics(model, batches)
     shapes = {
-        m: LayerShape(*seen[m], per_feature=per_feature, maps=maps, near_far=attention == NEAR_FAR)
-        if m in seen and m not in kept
+        m: LayerShape(*statistics[m].heads, per_feature=per_feature, maps=maps, near_far=attention == NEAR_FAR)
+        if m in statistics and m not in kept
         else None
         for m in modules
     }
@@ -106,9 +107,9 @@ def convert(
     _remember_softmax(model)
     attach(shapes, options.mix)
     for module in modules:
-        if getattr(module, "lln", None) is not None:
-            module.lln.to(model.device)
-            set_matched(module, statistics[module], options)
+        own: Any = getattr(module, "lln", None)
+        if own is not None:
+            set_matched(own, statistics[module], target=options.target, subtract_mean_key=subtract_mean_key)
     if fit and attention == NEAR_FAR:
         fit_weights(model, batches, options)
     elif fit:

@@ -9,7 +9,6 @@ A map M of each key head, folded into the projections of q and k, is kept as M a
 It belongs to weights with one hash, and is refused for others. safetensors hold numbers only: nothing in the file is run.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from lln.hf.conversion.attach import attach_described, by_config, detach
 from lln.hf.conversion.folding import fold_into_projections
 from lln.hf.modules import Model
 from lln.hf.options import LLNOptions
-from lln.writing import whole
+from lln.tensor_files import digest, read_tensors, write_tensors
 
 FORMAT, VERSION = "lln-hf-conversion", 1
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
@@ -71,9 +70,7 @@ def write_conversion(path: str | Path, base: Any, configs: list[dict[str, Any]],
         "base": weights_hash(base),
         "configs": json.dumps(configs, default=lambda shape: vars(shape)),
     }
-    with whole(Path(path)) as aside:
-        _safetensors().torch.save_file({name: x.contiguous().cpu() for name, x in tensors.items()}, aside, metadata)
-    return Path(path)
+    return write_tensors(path, tensors, metadata)
 
 
 def use_conversion(model: Model, path: str | Path) -> str:
@@ -128,13 +125,9 @@ def restore_originals(model: Any) -> None:
 
 def weights_hash(model: Any) -> str:
     """SHA-256 over names, shapes and bytes of the model's own weights, in float32."""
-    found = hashlib.sha256()
     ours = _ours(model)
-    for name, x in sorted(model.state_dict().items()):
-        if name not in ours:
-            found.update(f"{name} {tuple(x.shape)}".encode())
-            found.update(x.detach().cpu().float().contiguous().numpy().tobytes())
-    return found.hexdigest()
+    own = ((name, x) for name, x in sorted(model.state_dict().items()) if name not in ours)
+    return digest((f"{name} {tuple(x.shape)}", x.float()) for name, x in own)
 
 
 def _ours(model: Any) -> dict[str, Tensor]:
@@ -148,22 +141,9 @@ def _changes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    library = _safetensors()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    try:
-        with library.safe_open(str(path), framework="pt") as file:
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except library.SafetensorError as reason:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({reason})") from None
+    metadata, tensors = read_tensors(path)
     if metadata.get("format") != FORMAT or metadata.get("version") != str(VERSION):
         raise ValueError(
             f"{path} is not what lln.hf.save_conversion of this release writes: a conversion of version {VERSION}"
         )
     return metadata, tensors
-
-
-def _safetensors() -> Any:
-    import safetensors.torch
-
-    return safetensors

@@ -1,16 +1,18 @@
 """Watching a model's softmax attention at work: every call's q, k, v and mask, with the model running as it was."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from lln.hf.attention.call import Call, read_call
+from lln.conversion.asked import Show
+from lln.hf.attention.call import Call, in_one_row, read_call
 from lln.hf.attention.masks import padding_mask
 from lln.hf.attention.softmax import softmax_attention
 from lln.hf.attention.window import window_attention
+from lln.hf.conversion.batches import run_through
 
 Watcher = Callable[[Call, Tensor], None]
 NAME = "lln_teacher"
@@ -31,6 +33,23 @@ def watching(model: Any, watcher: Watcher) -> Iterator[None]:
     finally:
         _watchers.remove(watcher)
         model.set_attn_implementation(before)
+
+
+def shown(model: Any, batches: Iterable[dict[str, Tensor]]) -> Show[nn.Module, Call]:
+    """Passes over the batches: the calls of each attention module without a window, packed sequences in one row."""
+
+    def show(watcher: Callable[[nn.Module, Call, Tensor], None]) -> None:
+        def watch(call: Call, out: Tensor) -> None:
+            wanted = out.transpose(1, 2)  # (B, Hq, N, Dv)
+            if call.cu_seqlens is not None:
+                call, wanted = call.as_one_row(), in_one_row(wanted)
+            if call.window is None:
+                watcher(call.module, call, wanted)
+
+        with watching(model, watch):
+            run_through(model, batches)
+
+    return show
 
 
 def teacher_forward(

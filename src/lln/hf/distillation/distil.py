@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lln.conversion.plan import END_TO_END, STAGES, split
+from lln.conversion.checkpoint import fingerprint
+from lln.conversion.modes import evaluating, frozen
+from lln.conversion.plan import END_TO_END, LAYERS, check_numbers, split
+from lln.conversion.training import Training
 from lln.hf.conversion.batches import batches_of
-from lln.hf.distillation.checkpoint import fingerprint
-from lln.hf.distillation.low_rank import LowRank
+from lln.hf.distillation.low_rank import low_rank_updates
 from lln.hf.distillation.maps import KINDS, converted_modules, fold, make_room, put_back
 from lln.hf.distillation.progress import progress_bar
-from lln.hf.distillation.train import PRECISIONS, Training
+from lln.hf.distillation.teacher import Teacher
+from lln.hf.distillation.train import PRECISIONS, stages_of
 from lln.hf.modules import Model, attention_modules
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions
 
@@ -92,42 +95,28 @@ def distil(
     kept = maps if "maps" in learn else None
     weights = fingerprint(x for m in converted_modules(model) for n, x in m.named_parameters() if "lln." not in n)
     unlearned = {module: module.lln for module in converted_modules(model)}
-    make_room(model, kept, per_feature=True)
-    before = [(x, x.requires_grad) for x in model.parameters()]
-    updates = None if low_rank is None else LowRank(model, low_rank, seed)
-    for x, _ in before:
-        x.requires_grad_(False)
-    parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
-    followed = model if teacher is None else teacher
-    modes = [(m, m.training) for m in (model, followed)]
-    for m, _ in modes:
-        m.eval()
-    rates = {"layers": lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
+    rates = {LAYERS: lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
     settings = {
         "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
         "passes": passes, "seed": seed, "low_rank": low_rank, "precision": precision,
         "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
     }  # fmt: skip
-    finished = False
+    folder = None if checkpoint is None else Path(checkpoint)
+    followed = model if teacher is None else teacher
+    make_room(model, kept, per_feature=True)
     try:  # from here on the model is put back as it was, whatever goes wrong
-        training = Training(
-            model, followed, batches, parameters, settings,
-            None if checkpoint is None else Path(checkpoint), checkpoint_every, updates,
-        )  # fmt: skip
-        with torch.enable_grad(), progress_bar(progress, steps) as show:
-            training.run(stages, rates, resume, _both(show, on_step))
-        finished = True
-    finally:
-        if updates is not None:
-            (updates.merge if finished else updates.remove)()
-        if not finished:
-            put_back(model, unlearned)
-        learned = set(parameters.values())
-        for x, wanted in before:
-            x.requires_grad_(wanted and x not in learned)
-            x.grad = None if x in learned else x.grad
-        for m, training_mode in modes:
-            m.train(training_mode)
+        with frozen(model), low_rank_updates(model, low_rank, seed) as updates, evaluating(model, followed):
+            parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
+            teaches = Teacher(followed, updates)
+            found = stages_of(model, teaches, len(batches), stages, rates, settings)
+            training = Training(
+                batches, parameters, settings, folder, checkpoint_every, lambda: _keep_mixing_inside(parameters)
+            )
+            with torch.enable_grad(), progress_bar(progress, steps) as show:
+                training.run(found, resume, _both(show, on_step))
+    except BaseException:
+        put_back(model, unlearned)
+        raise
     if kept == "folded":
         fold(model)
     return model
@@ -146,16 +135,7 @@ def _check(
             f"the model is converted, but runs with attn_implementation={model.config._attn_implementation!r}: "
             f"set_attn_implementation({LLNOptions.from_dict(model.config.lln).attention!r}) first"
         )
-    for name, value in whole.items():
-        if not isinstance(value, int) or value < 1:
-            if name == "low_rank" and value is None:
-                continue
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    for name, value in rates.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
-    if stage not in STAGES:
-        raise ValueError(f"stage must be one of {', '.join(map(repr, STAGES))}, got {stage!r}")
+    check_numbers({name: x for name, x in whole.items() if name != "low_rank" or x is not None}, rates)
     if whole["low_rank"] is not None and stage == "layers":
         raise ValueError("low_rank is learned end to end, and stage='layers' has no such steps")
     if maps not in KINDS:
@@ -187,6 +167,13 @@ def _let_learn(model: Any, learn: tuple[str, ...], maps: str | None) -> dict[str
             if name in names:
                 found[f"{number}.{name}"] = parameter.requires_grad_(True)
     return found
+
+
+@torch.no_grad()
+def _keep_mixing_inside(parameters: dict[str, Tensor]) -> None:
+    for name, x in parameters.items():
+        if name.endswith(".mix"):
+            x.clamp_(0.0, 1.0)
 
 
 def _both(

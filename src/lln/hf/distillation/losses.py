@@ -17,8 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lln.hf.attention.call import Call, rows_that_count
+from lln.conversion.asked import rows_that_count
+from lln.conversion.errors import relative
+from lln.hf.attention.call import Call
 from lln.hf.attention.functions import attend
+from lln.hf.conversion.batches import without_labels
 from lln.hf.conversion.watching import watching
 
 Batch = dict[str, Tensor]
@@ -97,7 +100,7 @@ def relative_error(given: Tensor, target: Tensor, rows: Tensor | None) -> Tensor
     """Squared error over the target's power; given and target (B, N, ...), rows (B, N) True where they count."""
     if rows is not None:
         given, target = given[rows], target[rows]
-    return (given - target).square().sum() / target.square().sum().clamp_min(1e-12)
+    return relative(given, target)
 
 
 def token_divergence(given: Tensor, wanted: Tensor, rows: Tensor | None) -> Tensor:
@@ -128,10 +131,6 @@ def pooled(hidden: Tensor, rows: Tensor | None) -> Tensor:
 def _rows_of(batch: Batch) -> Tensor | None:
     mask = batch.get("attention_mask")
     return None if mask is None else mask.bool()
-
-
-def without_labels(batch: Batch) -> Batch:
-    return {name: x for name, x in batch.items() if name != "labels"}
 
 
 def _centred_error(given: Tensor, target: Tensor, rows: Tensor | None) -> Tensor:

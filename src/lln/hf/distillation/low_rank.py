@@ -51,6 +51,20 @@ class LowRank:
         self.tuner.unload()
 
 
+@contextmanager
+def low_rank_updates(model: Any, rank: int | None, seed: int) -> Iterator[LowRank | None]:
+    """Inside, the model has such updates, if a rank is given. They are added to its weights, or removed if anything fails."""
+    updates = None if rank is None else LowRank(model, rank, seed)
+    try:
+        yield updates
+    except BaseException:
+        if updates is not None:
+            updates.remove()
+        raise
+    if updates is not None:
+        updates.merge()
+
+
 def _projections(model: Any) -> list[str]:
     found = [
         f"{name}.{child}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from lln.conversion.asked import rows_that_count
 from lln.conversion.plan import split
-from lln.hf.attention.call import rows_that_count
 from lln.hf.attention.functions import attend
 from lln.hf.conversion.closeness import Closeness
 from lln.hf.conversion.convert import convert

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from lln.hf.conversion.batches import without_labels
 from lln.hf.conversion.watching import watching
-from lln.hf.distillation.losses import Batch, Captured, Others, capture_layers, others_of, without_labels
+from lln.hf.distillation.losses import Batch, Captured, Others, capture_layers, others_of
 from lln.hf.distillation.low_rank import LowRank
 
 

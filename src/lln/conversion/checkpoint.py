@@ -1,15 +1,14 @@
 """Checkpoints of a distillation: one safetensors file with parameters, optimiser state and progress, whole or not at all."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+
+from lln.tensor_files import digest, read_tensors, write_tensors
 
 FILE = "distil.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter
@@ -17,27 +16,18 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of each parameter
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """Tells data and weights apart: a checkpoint goes on with what it began with, or not at all."""
-    found = hashlib.sha256()
-    for x in tensors:
-        found.update(f"{x.dtype}{tuple(x.shape)}".encode())
-        found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:12]
+    return digest((f"{x.dtype}{tuple(x.shape)}", x) for x in tensors)[:12]
 
 
 def save_checkpoint(
     folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, progress: dict[str, Any]
 ) -> Path:
-    """Written aside and renamed, so that an interruption leaves the checkpoint before it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"parameter/{name}": x.detach().contiguous() for name, x in parameters.items()}
+    """An interruption leaves the checkpoint before it."""
+    tensors = {f"parameter/{name}": x for name, x in parameters.items()}
     for name, x in parameters.items():
         for moment, value in optimizer.state.get(x, {}).items():
-            tensors[f"{moment}/{name}"] = torch.as_tensor(value).contiguous()
-    path = folder / FILE
-    aside = path.with_name(path.name + ".part")
-    save_file(tensors, aside, metadata={"progress": json.dumps(progress)})
-    aside.replace(path)
-    return path
+            tensors[f"{moment}/{name}"] = torch.as_tensor(value)
+    return write_tensors(folder / FILE, tensors, {"progress": json.dumps(progress)})
 
 
 def load_checkpoint(
@@ -47,10 +37,9 @@ def load_checkpoint(
     path = folder / FILE
     if not path.exists():
         return None
-    with safe_open(path, framework="pt") as file:
-        progress: dict[str, Any] = json.loads(file.metadata()["progress"])
-        _refuse_other_settings(path, progress["settings"], settings)
-        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    metadata, stored = read_tensors(path)
+    progress: dict[str, Any] = json.loads(metadata["progress"])
+    _refuse_other_settings(path, progress["settings"], settings)
     names = {name.removeprefix("parameter/") for name in stored if name.startswith("parameter/")}
     if names != set(parameters):
         odd = ", ".join(sorted(names ^ set(parameters))[:4])

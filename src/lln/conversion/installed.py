@@ -1,0 +1,67 @@
+"""Linear attentions as part of the modules of a model: put in, found again, resting while softmax is wanted, taken out."""
+
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from lln.conversion.linear_site import AnySite, Rerouted
+
+NAME = "lln_sites"  # the attribute of a converted module that holds its sites
+RESTING = "_lln_rests"  # and the one that says that it computes softmax for the time being
+
+
+def install(module: nn.Module, path: str, sites: list[AnySite | None]) -> None:
+    """Give a module its sites, and a forward pass whose attention goes through them."""
+    module.register_module(NAME, nn.ModuleList([nn.Identity() if site is None else site for site in sites]))
+    module.forward = types.MethodType(functools.partial(_forward, path), module)  # type: ignore[method-assign]
+
+
+def remove(module: nn.Module) -> None:
+    """Take away what `install` gave."""
+    delattr(module, NAME)
+    del module.__dict__["forward"]
+
+
+def converted_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that have linear attentions, by their path."""
+    return {path: module for path, module in model.named_modules() if hasattr(module, NAME)}
+
+
+def converted_sites(model: nn.Module) -> dict[str, list[AnySite | None]]:
+    """The linear attentions of a converted model, by the path of their module and in the order of its calls."""
+    return {path: _own_sites(module) for path, module in converted_modules(model).items()}
+
+
+@contextmanager
+def softmax_in(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, these converted modules compute softmax."""
+    chosen = list(modules)
+    for module in chosen:
+        module.__dict__[RESTING] = True
+    try:
+        yield
+    finally:
+        for module in chosen:
+            del module.__dict__[RESTING]
+
+
+@contextmanager
+def softmax_again(model: nn.Module) -> Iterator[None]:
+    """Inside, a converted model computes softmax, as before its conversion."""
+    with softmax_in(converted_modules(model).values()):
+        yield
+
+
+def _own_sites(module: nn.Module) -> list[AnySite | None]:
+    return [site if isinstance(site, AnySite) else None for site in getattr(module, NAME)]
+
+
+def _forward(path: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if module.__dict__.get(RESTING):
+        return type(module).forward(module, *args, **kwargs)
+    with Rerouted(path, _own_sites(module)):
+        return type(module).forward(module, *args, **kwargs)

@@ -1,5 +1,6 @@
 """One thread a worker: two workers fill two cores, and results do not depend on how many there are."""
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,7 @@ _gathered: Counter[str] = Counter()  # of all worker processes
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that a test starts
 
 
 @pytest.fixture(autouse=True)

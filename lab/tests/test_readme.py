@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from lln_lab.evidence.plan import task
+from lln_lab.evidence.standing import AHEAD, standing
+from lln_lab.names import name_of
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +38,13 @@ def pretraining() -> list[str]:
     rows = {row[0]: row for row in result("fig8")["tables"][0]["rows"]}
     column = result("fig8")["tables"][0]["columns"].index("to softmax")
     return [f"{name} {rows[key][column]}".replace("-", "−") for name, key in (("LLN+Diag", "lln_diag"), ("LLN", "lln"))]
+
+
+def causal_language_model() -> list[str]:
+    found = standing(task("causal_lm"), result("evidence/causal_lm"))
+    told = [f"{name_of(each.attention)} −{each.gain.mean:.3f}" for each in found.equal_steps if each.outcome == AHEAD]
+    assert len(told) == 2, "LLN+Diag and near-far attention are ahead, LLN is not"
+    return told
 
 
 def encoding() -> list[str]:
@@ -76,7 +87,8 @@ def converted_language_model() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "figures", [demo, pretraining, encoding, decoding, converted_encoder, converted_language_model]
+    "figures",
+    [demo, pretraining, causal_language_model, encoding, decoding, converted_encoder, converted_language_model],
 )
 def test_the_figures_of_the_readme_are_those_of_the_results(figures: Any) -> None:
     text = " ".join((ROOT / "README.md").read_text().split())

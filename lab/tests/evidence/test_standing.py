@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import typer
+from matplotlib.container import ErrorbarContainer
 from typer.testing import CliRunner
 
 from lln.results import write_result
@@ -12,7 +13,9 @@ from lln_cli.app import app
 from lln_lab.cli.reproduce_training import app as reproduce
 from lln_lab.evidence.ledger import entry, ledger
 from lln_lab.evidence.plan import TASKS, task
+from lln_lab.evidence.plot import draw
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, standing
+from lln_lab.experiments.figure import save
 from lln_lab.pages.evidence import page
 
 
@@ -85,6 +88,22 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     assert "1 of 11 tasks have three seeds" in text and "15 of 15" in text and "0 of 15" in text
     assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text
     assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
+
+
+def test_every_gain_is_drawn_with_its_interval(tmp_path: Path) -> None:
+    found = standing(task("image"), {"runs": runs()})
+    figure = draw({"judged": [found]})
+    bars = [bar for bar in figure.axes[0].containers if isinstance(bar, ErrorbarContainer)]
+    drawn = sorted((float(x), float(low), float(high)) for bar in bars for x, low, high in [_ends(bar)])
+    told = sorted((g.mean, g.low, g.high) for g in (one.gain for one in (*found.equal_steps, *found.equal_time)))
+    assert drawn == [pytest.approx(each) for each in told] and len(drawn) == 6
+    assert save(draw, {"judged": [found]}, tmp_path / "gains.png").stat().st_size > 1000
+
+
+def _ends(bar: ErrorbarContainer) -> tuple[float, float, float]:
+    point, _, (span,) = bar.lines
+    (low, _), (high, _) = span.get_segments()[0]
+    return point.get_xdata()[0], low, high
 
 
 @pytest.mark.parametrize("planned", TASKS, ids=lambda each: each.name)

@@ -1,4 +1,4 @@
-"""`python -m lln_lab.pages.evidence docs` writes docs/evidence.md from the results in docs/results/evidence."""
+"""`python -m lln_lab.pages.evidence docs` writes docs/evidence.md and its picture from the results in docs/results/evidence."""
 
 import shlex
 import sys
@@ -9,7 +9,9 @@ from statistics import fmean
 from lln_lab.evidence.first_round import FILES, best_of_the_others, first_round
 from lln_lab.evidence.ledger import Entry, ledger
 from lln_lab.evidence.plan import OURS, SEEDS
+from lln_lab.evidence.plot import draw
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing
+from lln_lab.experiments.figure import save
 from lln_lab.names import name_of, task_of
 from lln_lab.pages.tables import minus
 
@@ -32,12 +34,19 @@ TIME = (
     "Softmax trains for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there. The others train as "
     "above."
 )
+PICTURE = "gains"
+ALT = "Gain over softmax on each task with its interval; filled: at equal steps, hollow: at equal time"
 WORDS = {AHEAD: "**ahead**", BEHIND: "**behind**", ALIKE: "not behind"}
+
+
+def verdicts(entries: list[Entry]) -> list[Standing]:
+    """Of the tasks with enough seeds and a softmax that has learned."""
+    return [entry.standing for entry in entries if entry.standing is not None and not entry.standing.lacks]
 
 
 def page(folder: Path) -> str:
     entries = ledger(folder)
-    judged = [entry.standing for entry in entries if entry.standing is not None and not entry.standing.lacks]
+    judged = verdicts(entries)
     lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries), *ranks(judged)]
     lines += [*short_runs(folder.parent), *what_ran(entries)]
     return "\n".join(lines).rstrip() + "\n"
@@ -58,7 +67,7 @@ def in_short(judged: list[Standing], planned: int) -> list[str]:
         at_time = [one for each in judged for one in each.equal_time if one.attention == name]
         told = f"- **{name_of(name)}**: at equal steps {_counted(at_steps)}"
         lines.append(told + (f"; at equal time {_counted(at_time)}" if at_time else "") + ".")
-    return [*lines, ""]
+    return [*lines, "", f"![{ALT}](results/evidence/{PICTURE}.svg)", ""]
 
 
 def _counted(compared: Iterable[Compared]) -> str:
@@ -172,4 +181,7 @@ def what_ran(entries: list[Entry]) -> list[str]:
 
 if __name__ == "__main__":
     docs = Path(sys.argv[1])
-    (docs / "evidence.md").write_text(page(docs / "results" / "evidence"))
+    results = docs / "results" / "evidence"
+    (docs / "evidence.md").write_text(page(results))
+    if found := verdicts(ledger(results)):
+        save(draw, {"judged": found}, results / f"{PICTURE}.png")

@@ -17,7 +17,7 @@ except ImportError as missing:
     raise ImportError("figures need matplotlib: pip install lln-lab") from missing
 
 from lln.writing import whole
-from lln_lab.colours import styles
+from lln_lab.colours import TINTS, styles
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
@@ -59,9 +59,10 @@ def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: P
 
 
 def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line style of every attention, for `Axes.plot`. Variants are dashed."""
+    """Colour, marker and line style of every attention, for `Axes.plot`. A first variant is dashed, further ones dotted."""
+    lines = dict(zip(TINTS, ("-", "--", ":"), strict=True))
     return {
-        label: {"color": style.light, "marker": MARKERS[style.marker], "ls": "--" if style.tint else "-", "ms": 3.5}
+        label: {"color": style.light, "marker": MARKERS[style.marker], "ls": lines[style.tint], "ms": 3.5}
         for label, style in styles(labels).items()
     }
 

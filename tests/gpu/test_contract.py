@@ -50,6 +50,10 @@ def test_launches_write_all_they_return_and_wait_for_nobody() -> None:
     run("launches", 5, "tests/gpu/test_launches.py")
 
 
+def test_the_kernels_are_operators_as_torch_wants_them() -> None:
+    run("graphs", 5, "tests/gpu/test_graphs.py")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(20_000)
 @pytest.mark.parametrize("operation", DRAWN)

@@ -34,8 +34,8 @@ class NothingIsReadBack(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def operands(kind: str, causal: bool) -> Operands:
-    length, heads, dim = 70, 2, 16
+def operands(kind: str, causal: bool, length: int = 70) -> Operands:
+    heads, dim = 2, 16
     q, k, v = (torch.randn(1, heads, length, dim) for _ in range(3))
     packed = torch.tensor([0, 40, 40, length]) if kind == "packed" else None
     sequences = 3 if kind == "packed" else 1
@@ -106,18 +106,18 @@ def test_launches_read_nothing_back(kind: str, causal: bool, monkeypatch: pytest
     assert len(launched) > 20
 
 
-def to_match(kind: str, method: str, sigma: float = 1.0, length: int = 70) -> MatchOperands:
+def to_match(kind: str, method: str, sigma: float = 1.0, length: int = 70, dim: int = 8) -> MatchOperands:
     generator = torch.Generator().manual_seed(5)
     queries = 50 if kind == "fewer queries" else length
-    q = sigma * torch.randn(2, 2, queries, 8, generator=generator)
-    k = sigma * torch.randn(2, 1, length, 8, generator=generator) + 1
+    q = sigma * torch.randn(2, 2, queries, dim, generator=generator)
+    k = sigma * torch.randn(2, 1, length, dim, generator=generator) + 1
     counts, packed = None, None
     if kind == "masked":
         counts = torch.rand(2, length, generator=generator) < 0.7
         q, k = (torch.where(counts[:, None, :, None], x, torch.nan) for x in (q, k))
     if kind == "packed":
         q, k, packed = q[:1], k[:1], torch.tensor([0, length // 3, length // 3, length])
-    return MatchOperands(q, k, counts, packed, method, "entropy", "head", 8**-0.5, kind == "masked")
+    return MatchOperands(q, k, counts, packed, method, "entropy", "head", dim**-0.5, kind == "masked")
 
 
 @every_kind
@@ -138,11 +138,14 @@ def test_launches_of_matching_read_nothing_back(
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["plain", "masked", "packed", "fewer queries"])
-@pytest.mark.parametrize("sigma, length", [(0.8, 70), (3.0, 420)], ids=["small sample", "large sample"])
-def test_launches_of_matching_agree_with_plain_torch(kind: str, sigma: float, length: int) -> None:
-    """Wide inputs need the large sample, and more keys than it draws evenly."""
-    x = to_match(kind, "sample", sigma, length)
+@pytest.mark.parametrize(
+    "kind, sigma, length, dim",
+    [(kind, *size) for kind in ("plain", "masked", "packed", "fewer queries") for size in ((0.8, 70, 8), (3.0, 420, 8))]
+    + [("packed", 2.0, 180, 72)],
+)
+def test_launches_of_matching_agree_with_plain_torch(kind: str, sigma: float, length: int, dim: int) -> None:
+    """Wide inputs need the large sample, and more keys than it draws evenly; large heads have smaller tiles there."""
+    x = to_match(kind, "sample", sigma, length, dim)
     torch.use_deterministic_algorithms(True)  # fills memory that nobody has written with NaN
     try:
         found = match(x, "triton")

@@ -24,8 +24,8 @@ OTHERS = {
     "merge_states", "prefix_states", "sum_state_gradients", "suffix_gradients", "sum_scales", "step",
     "far_moments", "asked_of_keys", "sum_parameters",
 }  # fmt: skip
-MATCHED = 64
-MATCHING = {"spread", "key_scores", "small_search", "large_search"}  # at one head size
+MATCHED = (64, 128)
+MATCHING = {"spread", "key_scores", "small_search", "large_search"}  # at these head sizes
 PRODUCTS = {
     "key_states", "outputs", "query_gradients", "key_gradients", "causal_outputs", "causal_query_gradients",
     "causal_key_gradients", "block_outputs", "mixed_outputs", "block_query_gradients", "block_key_gradients", "block_moments",
@@ -47,9 +47,9 @@ def sheet(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def check(found: list[dict[str, Any]], combinations: int) -> None:
-    matched = [x for x in found if x["size"] == MATCHED]
+    matched = {(x["target"], x["size"], x["dtype"]) for x in found if x["size"] in MATCHED}
     assert {x["kernel"] for x in found} == OTHERS | PRODUCTS | (MATCHING if matched else set())
-    of_matching = len({x["target"] for x in matched}) * len(MATCHING)
+    of_matching = len(matched) * len(MATCHING)
     assert len(found) == combinations * len(OTHERS | PRODUCTS) + of_matching
     for x in found:
         assert x.get("fits"), x  # nothing spilled, shared memory within the limit, something read and something written

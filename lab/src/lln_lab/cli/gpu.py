@@ -30,6 +30,9 @@ def sheet(
     known: Annotated[
         Path | None, typer.Option(help="An earlier sheet: kernels that have not changed since are not compiled again.")
     ] = None,
+    compiling: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile what is not known yet, or leave it out.")
+    ] = True,
 ) -> None:
     """Compile every kernel for A100, H100, B200 and MI300X; registers, spills, shared memory, bytes, predicted times."""
     _need_triton()
@@ -39,7 +42,7 @@ def sheet(
 
     plan = Plan(
         tuple(_chosen("--target", target, Plan.targets)), tuple(_chosen("--size", size, Plan.sizes)),
-        tuple(_chosen("--dtype", dtype, Plan.dtypes)), peers,
+        tuple(_chosen("--dtype", dtype, Plan.dtypes)), peers, compiling,
     )  # fmt: skip
     console = Console()
     with _progress(console) as progress:

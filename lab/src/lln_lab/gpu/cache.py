@@ -15,9 +15,15 @@ class Cache:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
+    def has(self, launch: Launch, target: str) -> bool:
+        return self._path(launch, target).exists()
+
+    def _path(self, launch: Launch, target: str) -> Path:
+        return self.folder / f"{launch.name}-{target}-{launch.key(target)}.json"
+
     def compiled(self, launch: Launch, target: str) -> Compiled | None:
         """None: the compiler gave up on it, which asks for more shared memory or registers than there are."""
-        path = self.folder / f"{launch.name}-{target}-{launch.key(target)}.json"
+        path = self._path(launch, target)
         if not path.exists():
             try:
                 found = asdict(compiled(launch, target))

@@ -61,7 +61,7 @@ class Launch:
         said = repr(
             (
                 triton.__version__,
-                self.kernel.cache_key,
+                sources(self.kernel),
                 signature,
                 sorted(constants.items()),
                 sorted(attributes.items()),
@@ -78,6 +78,25 @@ class Launch:
             path = (position,)
             signature[parameter.name] = _signature(value, path, parameter.is_constexpr, constants, attributes)
         return signature, constants, attributes
+
+
+def sources(kernel: Any) -> list[str]:
+    """The source of a kernel and of what it calls, wherever it stands: in Triton's own key a new line above is a new kernel."""
+    from triton.language import constexpr
+    from triton.runtime import JITFunction
+
+    found: dict[str, str] = {}
+    waiting = [kernel]
+    while waiting:
+        one = waiting.pop()
+        found[f"{one.fn.__module__}.{one.fn.__qualname__}"] = one.src
+        for name in one.fn.__code__.co_names:
+            used = one.fn.__globals__.get(name)
+            if isinstance(used, JITFunction) and f"{used.fn.__module__}.{used.fn.__qualname__}" not in found:
+                waiting.append(used)
+            elif isinstance(used, constexpr):
+                found[f"{one.fn.__module__}.{name}"] = repr(used.value)
+    return [f"{name}: {text}" for name, text in sorted(found.items())]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from lln.ops.near_far import Operands as NearFarOperands
 from lln_lab.gpu.compiling import Launch, caught
 
 BLOCK = 128
-FIRST_TOKENS = 4  # of near-far attention
+NEIGHBOURS, FIRST_TOKENS = 0, 4  # of near-far attention
 MATCHING = "matching on a sample"
-MATCHED = 64  # the head size at which its kernels are compiled: its searches take minutes
+MATCHED = (64, 128)  # the head sizes at which its kernels are compiled: its searches take minutes
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -90,7 +90,7 @@ def _operations(size: Size) -> dict[str, Any]:
     def near_far(causal: bool) -> Any:
         weights = torch.empty(size.batch, size.heads, 4, device="meta")
         x = NearFarOperands(
-            q, k, v, scale, scale, scale, weights, None, None, BLOCK, 0, FIRST_TOKENS, size.dim**-0.5, causal
+            q, k, v, scale, scale, scale, weights, None, None, BLOCK, NEIGHBOURS, FIRST_TOKENS, size.dim**-0.5, causal
         )  # fmt: skip
         return near_far_attention.forward(x), lambda r: near_far_attention.backward(
             {"out": torch.empty_like(r.out)}, r, x, {"alpha"}
@@ -112,4 +112,4 @@ def _operations(size: Size) -> dict[str, Any]:
             f"{name}, {words}": partial(run, causal)
             for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag), ("near-far", near_far))
         }
-    return found | {"a step of decoding": step} | ({MATCHING: matching} if size.dim == MATCHED else {})
+    return found | {"a step of decoding": step} | ({MATCHING: matching} if size.dim in MATCHED else {})

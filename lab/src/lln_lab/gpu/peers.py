@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from lln_lab.gpu import work
-from lln_lab.gpu.cache import Cache
 from lln_lab.gpu.compiling import Launch, caught
 from lln_lab.gpu.launches import DTYPES, Size
 
@@ -25,14 +24,11 @@ def sheet(
     targets: tuple[str, ...],
     dtypes: tuple[str, ...],
     sizes: tuple[int, ...],
-    cache: Cache,
+    rows_of: Callable[[str, Launch, str, str, int], list[dict[str, Any]]],
     told: Callable[[str, int], None],
-    known: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     if find_spec("fla") is None:
         return {"kernels": [], "operations": [], "missing": MISSING}
-    from lln_lab.gpu.sheet import kernel_row
-
     kernels, operations = [], []
     for dtype in dtypes:
         for dim in sizes:
@@ -41,10 +37,7 @@ def sheet(
                 for target in targets:
                     for launch in found:
                         told(f"fla-core {target} {dtype} {dim} {launch.name}", 0)
-                        row = known.get(launch.key(target))
-                        kernels.append(
-                            row or kernel_row(launch.name, launch, cache.compiled(launch, target), target, dtype, dim)
-                        )
+                        kernels += rows_of(launch.name, launch, target, dtype, dim)
                     operations.append(_operation(name, found, target, dtype, size))
     return {"kernels": kernels, "operations": operations, "version": version("fla-core")}
 

@@ -10,7 +10,7 @@ from lln.ops.gpu import tiles
 from lln_lab.gpu import matching, peers, work
 from lln_lab.gpu.cache import Cache
 from lln_lab.gpu.compiling import TARGETS, Compiled, Launch
-from lln_lab.gpu.launches import DTYPES, MATCHING, Size, launches
+from lln_lab.gpu.launches import BLOCK, DTYPES, FIRST_TOKENS, MATCHING, NEIGHBOURS, Size, launches
 
 WAYS = (("sample", "triton"), ("sample", "chunked"), ("table", "chunked"))
 
@@ -21,6 +21,7 @@ class Plan:
     sizes: tuple[int, ...] = (64, 128, 256, 32)
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     peers: bool = True
+    compiling: bool = True  # what is not known; else it is left out
 
 
 Known = dict[str, dict[str, Any]]
@@ -38,21 +39,20 @@ def run(plan: Plan, cache: Cache, told: Callable[[str, int], None], known: Known
     wanted = [(t, d, s) for d in plan.dtypes for s in plan.sizes for t in plan.targets]
     laid_out = {(t, d, s): _launches(t, d, s) for t, d, s in wanted}
     total = sum(len(_different(found)) for found in laid_out.values())
+    rows = Rows(cache, known or {}, plan.compiling)
     kernels, operations = [], []
     for (target, dtype, size), found in laid_out.items():
         for name, launch in _different(found).items():
             told(f"{target} {dtype} {size} {name}", total)
-            row = (known or {}).get(launch.key(target))
-            kernels.append(row or kernel_row(name, launch, cache.compiled(launch, target), target, dtype, size))
+            kernels += rows.of(name, launch, target, dtype, size)
         timed = {name: some for name, some in found.items() if not name.startswith(MATCHING)}
         operations += [_operation(name, some, target, dtype, size) for name, some in timed.items()]
-    others = (
-        peers.sheet(plan.targets, plan.dtypes, plan.sizes, cache, told, known or {}) if plan.peers else {"kernels": []}
-    )
+    others = peers.sheet(plan.targets, plan.dtypes, plan.sizes, rows.of, told) if plan.peers else {"kernels": []}
     shape = asdict(Size(0, DTYPES["bfloat16"]))
     return {
         "plan": asdict(plan),
-        "shape": {name: shape[name] for name in ("batch", "heads", "length")},
+        "shape": {name: shape[name] for name in ("batch", "heads", "length")}
+        | {"block_size": BLOCK, "neighbours": NEIGHBOURS, "first_tokens": FIRST_TOKENS},
         "cards": {name: asdict(card) for name, card in work.CARDS.items()},
         "kernels": kernels,
         "operations": operations,
@@ -71,7 +71,25 @@ def _different(found: dict[str, list[Launch]]) -> dict[str, Launch]:
     return {launch.entry: launch for some in found.values() for launch in some}
 
 
-def kernel_row(name: str, launch: Launch, made: Compiled | None, target: str, dtype: str, size: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Rows:
+    """What is said of a kernel: as it is known, as it was compiled before, or as it is compiled now."""
+
+    cache: Cache
+    known: Known
+    compiling: bool
+
+    def of(self, name: str, launch: Launch, target: str, dtype: str, size: int) -> list[dict[str, Any]]:
+        """One row, or none where nothing is known and nothing is to be compiled."""
+        row = self.known.get(launch.key(target))
+        if row is not None:
+            return [row]
+        if not self.compiling and not self.cache.has(launch, target):
+            return []
+        return [_row(name, launch, self.cache.compiled(launch, target), target, dtype, size)]
+
+
+def _row(name: str, launch: Launch, made: Compiled | None, target: str, dtype: str, size: int) -> dict[str, Any]:
     row: dict[str, Any] = {"kernel": name, "target": target, "dtype": dtype, "size": size, "key": launch.key(target)}
     sizes = {n: launch.arguments[n] for n in ("ROWS", "COLUMNS", "SLICES") if n in launch.arguments}
     row |= {"tile": sizes | {"warps": launch.options.get("num_warps", 4)}, "shared_limit": TARGETS[target]}

@@ -33,8 +33,9 @@ def page(docs: Path) -> str:
     found = json.loads((docs / "results" / "gpu_sheet.json").read_text())
     shape = found["shape"]
     words = (
-        f"Batch {shape['batch']}, {shape['heads']} heads, N = {shape['length']:,}, D = Dv as told; blocks of 128; α and β with "
-        "gradients."
+        f"Batch {shape['batch']}, {shape['heads']} heads, N = {shape['length']:,}, D = Dv as told; blocks of "
+        f"{shape['block_size']}; near-far attention with {shape['neighbours']} neighbours and {shape['first_tokens']} first "
+        "tokens, which take a launch of their own on the way back; α and β with gradients."
     )
     parts = [HEAD.format(command=found["provenance"]["command"], shape=words, cards=_cards(found["cards"]))]
     parts += ["## Operations", "", *_operations(found), "", *_peers(found), ""]

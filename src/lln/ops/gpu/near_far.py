@@ -7,8 +7,14 @@ moments of the block's far keys say, slice of features by slice.
 import triton
 import triton.language as tl
 
+from lln.ops.gpu.environment import interpreted
 from lln.ops.gpu.far_moments import block_at, load_matrices, load_vectors
 from lln.ops.gpu.pieces import counting, finite, place, product, read, rounded, scale
+
+LARGEST_WHOLE = tl.constexpr(
+    32 if interpreted() else 128
+)  # columns of a product's operand; fewer so that tests have parts
+PART = tl.constexpr(32 if interpreted() else 64)
 
 
 @triton.jit
@@ -43,12 +49,46 @@ def counting_near(mask, batch, other, near):
 
 
 @triton.jit
-def near_scores(queries, keys, row, other, counts, SCALE, like: tl.constexpr, CAUSAL: tl.constexpr):
+def inner_products(
+    x, y, batch, x_head, y_head, row, other, there, counts,
+    SIZE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """x_i . y_j of a tile of rows and a tile of keys. Large heads part by part: whole, each warp would hold all of x."""
+    like: tl.constexpr = y.data.dtype.element_ty
+    COLUMNS: tl.constexpr = WHOLE if WHOLE <= LARGEST_WHOLE else PART
+    total = tl.zeros([ROWS, ROWS], tl.float32)
+    for start in range(0, WHOLE, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = (column < SIZE)[None, :]
+        left = read(x, batch, x_head, row, column, there[:, None] & inside)
+        right = read(y, batch, y_head, other, column, counts[:, None] & inside)
+        total += product(left, tl.trans(right), like)
+    return total
+
+
+@triton.jit
+def near_scores(
+    q, k, batch, head, key_head, row, other, there, counts, SCALE,
+    D: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
     """s_ij, -inf where the pair does not count, and which pairs do."""
     pairs = counts[None, :] & (row >= 0)[:, None]
     if CAUSAL:
         pairs = pairs & (other[None, :] <= row[:, None])
-    return tl.where(pairs, product(queries, tl.trans(keys), like) * SCALE, float("-inf")), pairs
+    products = inner_products(q, k, batch, head, key_head, row, other, there, counts, D, WHOLE, ROWS)
+    return tl.where(pairs, products * SCALE, float("-inf")), pairs
+
+
+@triton.jit
+def near_pairs(
+    q, k, mask, number, begin, last, origin, tokens, batch, head, key_head, row, there, SCALE,
+    D: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """s_ij of some rows and a tile of keys, which pairs count, where the keys are, and which of them count."""
+    other, is_near = near_tile(number, begin, last, origin, tokens, ROWS)
+    counts = counting_near(mask, batch, other, is_near)
+    scores, pairs = near_scores(q, k, batch, head, key_head, row, other, there, counts, SCALE, D, WHOLE, ROWS, CAUSAL)
+    return scores, pairs, other, counts
 
 
 @triton.jit
@@ -57,6 +97,14 @@ def far_exponents(queries, alpha, bias, sequence, head, part, c, D: tl.constexpr
     offset = scale(bias, sequence, head, part, D) + finite(c)
     a = queries * scale(alpha, sequence, head, part, D)[None, :] + offset[None, :]
     return tl.where((part < D)[None, :], a, float("-inf"))
+
+
+@triton.jit
+def far_slice(q, far, batch, head, row, there, at, part, e, D: tl.constexpr, E: tl.constexpr):
+    """Some features of rows, and of the n keys that are far to them: mu, n sigma^2, c and z."""
+    queries = read(q, batch, head, row, part, there[:, None] & (part < D)[None, :]).to(tl.float32)
+    vectors = load_vectors(far, at, part, e, D, E)
+    return queries, vectors[1], vectors[2], vectors[4], vectors[5]
 
 
 @triton.jit
@@ -89,7 +137,7 @@ def near_far_outputs(
     index, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     head, heads, key_head = tl.program_id(1), tl.num_programs(1), tl.program_id(1) // groups
     sequence, batch, first, stop, origin, end = block_at(stretches, frames, index)
-    column, e = tl.arange(0, WHOLE), tl.arange(0, VALUES)
+    e = tl.arange(0, VALUES)
     like: tl.constexpr = q.data.dtype.element_ty
     row = first + tile * ROWS + tl.arange(0, ROWS)
     there = row < stop
@@ -99,12 +147,11 @@ def near_far_outputs(
         first, stop, origin, end, stretches.rows, neighbours, first_tokens, first + tile * ROWS < stop, ROWS, CAUSAL
     )
     for number in range(tiles):
-        other, is_near = near_tile(number, begin, last, origin, tokens, ROWS)
-        counts = counting_near(mask, batch, other, is_near)
-        queries = read(q, batch, head, row, column, there[:, None] & (column < D)[None, :])
-        keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
+        scores, pairs, other, counts = near_pairs(
+            q, k, mask, number, begin, last, origin, tokens, batch, head, key_head, row, there, frames.scale,
+            D, WHOLE, ROWS, CAUSAL,
+        )  # fmt: skip
         values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
-        scores, pairs = near_scores(queries, keys, row, other, counts, frames.scale, like, CAUSAL)
         higher = tl.maximum(m, tl.max(scores, 1))
         p = tl.exp(scores - finite(higher)[:, None])
         kept = tl.exp(m - finite(higher))
@@ -125,9 +172,7 @@ def near_far_outputs(
         value_mean = tl.load(far.value_mean + at.to(tl.int64) * E + e, mask=e < E, other=0.0)
         for i in range(SLICES):
             part = i * COLUMNS + tl.arange(0, COLUMNS)
-            queries = read(q, batch, head, row, part, there[:, None] & (part < D)[None, :]).to(tl.float32)
-            vectors = load_vectors(far, at, part, e, D, E)
-            key_mean, key_spread, c, z = vectors[1], vectors[2], vectors[4], vectors[5]
+            queries, key_mean, key_spread, c, z = far_slice(q, far, batch, head, row, there, at, part, e, D, E)
             products, s = load_matrices(far, at, part, e, D, E)
             spread += tl.sum(queries * queries * (key_spread / count)[None, :], 1)
             tilt += tl.sum(queries * key_mean[None, :], 1)

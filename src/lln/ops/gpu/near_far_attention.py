@@ -15,7 +15,7 @@ from lln.ops.gpu.block_attention import Frames
 from lln.ops.gpu.environment import interpreted
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.tensors import mask, rows, scales
-from lln.ops.gpu.tiles import LARGEST_OPERAND, SMALLEST, Shape, power_of_two, tile
+from lln.ops.gpu.tiles import LARGEST_OPERAND, SMALLEST, Shape, largest_pair, power_of_two, tile
 from lln.ops.near_far.op import WEIGHTS, Operands, Results
 from lln.ops.operation import empty_rows
 
@@ -91,19 +91,23 @@ class Call:
         self.merging = {**self.sizes, "COLUMNS": merged, "CAUSAL": x.is_causal, "num_warps": 8}
         self.merging_grid = (self.plan.sequences, self.heads, -(-self.dim // merged))
 
-    def options(self, kernel: str) -> dict[str, Any]:
+    def options(self, kernel: str, largest: int = LARGEST_OPERAND) -> dict[str, Any]:
         """Sizes of a kernel whose programs have some rows of a block, or all of them, and a slice of the features."""
         chosen = tile(kernel, self.shape, self.x.q.dtype, self.x.q.device)
-        columns = min(SLICE, power_of_two(self.dim), max(SMALLEST, LARGEST_OPERAND // self.shape.values))
+        columns = min(SLICE, power_of_two(self.dim), max(SMALLEST, largest // self.shape.values))
         return {**self.sizes, "COLUMNS": columns, "ROWS": chosen.rows, **chosen.options}
 
-    def by_tiles(self, kernel: str) -> dict[str, Any]:
+    def by_tiles(self, kernel: str, largest: int = LARGEST_OPERAND) -> dict[str, Any]:
         """`options`, for one tile of rows a program."""
-        found = self.options(kernel)
+        found = self.options(kernel, largest)
         return {
             **found, "WHOLE": power_of_two(self.dim), "SLICES": -(-self.dim // found["COLUMNS"]),
             "TILES": -(-self.size // found["ROWS"]), "CAUSAL": self.x.is_causal,
         }  # fmt: skip
+
+    def gradients(self, of_keys: bool = False) -> dict[str, Any]:
+        """`by_tiles`, for gradients of rows or of keys."""
+        return self.by_tiles("near_far_gradients", largest_pair(self.shape, self.x.q.device, of_keys))
 
     def moments(self) -> tuple[Moments, Moments]:
         """Of each block's keys, and of those that are far to it."""
@@ -144,7 +148,7 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
     with on(x.q.device):
         call = Call(x)
         parts, far = call.moments()
-        options = call.by_tiles("near_far_gradients")
+        options = call.gradients()
         tiles, query_heads = call.plan.total * options["TILES"], x.q.shape[1]
         dq, dk, dv = (call.empty(t, t.shape[-1]) for t in (x.q, x.k, x.v))
         dalpha, dbias = (x.alpha.new_empty(tiles, query_heads, call.dim) for _ in range(2))
@@ -162,7 +166,7 @@ def backward(grads: dict[str, Tensor | None], results: Results, x: Operands, wan
         near_far_keys.near_far_key_gradients[(tiles, call.heads)](
             rows(x.q), rows(x.k), rows(x.v), scales(x.beta), mask(x.key_mask), parts, told, rows(grad), rates, of_first,
             rows(dk), rows(dv), dbeta, stretches, chunks, frames, groups, neighbours, first_tokens,
-            told.value_offset.shape[2], **options,
+            told.value_offset.shape[2], **call.gradients(of_keys=True),
         )  # fmt: skip
         found = {"q": dq, "k": dk, "v": dv}
         if wanted & {"alpha", "beta", "bias", "weights"}:
@@ -195,7 +199,7 @@ def _of_first_tokens(call: Call, grad: Tensor, rates: Tensor) -> tuple[FirstToke
     plan = Plan.of(x.k, x.cu_seqlens, -(-most // call.size) * call.size)
     sets = (plan.total, call.heads, first)
     found = FirstTokens(x.beta.new_empty(*sets, call.dim), x.beta.new_empty(*sets, call.values))
-    options = call.by_tiles("near_far_gradients")
+    options = call.gradients()
     slices = options.pop("SLICES")
     options["TILES"] = -(-first // options["ROWS"])
     near_far_keys.first_token_gradients[(plan.total * options["TILES"], call.heads, slices)](

@@ -13,15 +13,17 @@ P, S, z, mu, sigma^2 and n are the moments of what is far. A row whose g is zero
 import triton
 import triton.language as tl
 
-from lln.ops.gpu.far_moments import block_at, load_matrices, load_vectors
+from lln.ops.gpu.far_moments import block_at
 from lln.ops.gpu.near_far import (
-    counting_near,
+    LARGEST_WHOLE,
+    PART,
     far_exponents,
     far_share,
+    far_slice,
+    inner_products,
     load_weights,
     near_keys,
-    near_scores,
-    near_tile,
+    near_pairs,
 )
 from lln.ops.gpu.pieces import finite, place, product, read, scale
 
@@ -33,6 +35,25 @@ def read_rows_gradient(grad, batch, head, row, e, there, E: tl.constexpr):
     """g of rows, and which of them have a part in any gradient."""
     dout = read(grad, batch, head, row, e, there[:, None] & (e < E)[None, :])
     return dout, there & (tl.max(tl.abs(dout.to(tl.float32)), 1) != 0.0)
+
+
+@triton.jit
+def times_gradient(
+    matrix, grad, batch, head, row, there, at, part,
+    D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """M g of each row, for a slice of the features of a block's M (D, E); values part by part as in `inner_products`."""
+    like: tl.constexpr = grad.data.dtype.element_ty
+    STEP: tl.constexpr = VALUES if VALUES <= LARGEST_WHOLE else PART
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, VALUES, STEP):
+        e = start + tl.arange(0, STEP)
+        inside = (e < E)[None, :]
+        dout = read(grad, batch, head, row, e, there[:, None] & inside)
+        places = at.to(tl.int64) * D * E + part[:, None] * E + e[None, :]
+        some = tl.load(matrix + places, mask=(part < D)[:, None] & inside, other=0.0)
+        total += product(dout, tl.trans(some), like)
+    return total
 
 
 @triton.jit
@@ -50,7 +71,7 @@ def near_far_query_gradients(
     index, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     head, heads, key_head = tl.program_id(1), tl.num_programs(1), tl.program_id(1) // groups
     sequence, batch, first, stop, origin, end = block_at(stretches, frames, index)
-    column, e = tl.arange(0, WHOLE), tl.arange(0, VALUES)
+    e = tl.arange(0, VALUES)
     like: tl.constexpr = q.data.dtype.element_ty
     row = first + tile * ROWS + tl.arange(0, ROWS)
     there = row < stop
@@ -61,16 +82,15 @@ def near_far_query_gradients(
         first, stop, origin, end, stretches.rows, neighbours, first_tokens, first + tile * ROWS < stop, ROWS, CAUSAL
     )
     for number in range(tiles):
-        other, is_near = near_tile(number, begin, last, origin, tokens, ROWS)
-        counts = counting_near(mask, batch, other, is_near)
-        queries = read(q, batch, head, row, column, takes_part[:, None] & (column < D)[None, :])
-        keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
-        values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
-        scores, pairs = near_scores(queries, keys, row, other, counts, frames.scale, like, CAUSAL)
+        scores, pairs, other, counts = near_pairs(
+            q, k, mask, number, begin, last, origin, tokens, batch, head, key_head, row, takes_part, frames.scale,
+            D, WHOLE, ROWS, CAUSAL,
+        )  # fmt: skip
+        of_values = inner_products(grad, v, batch, head, key_head, row, other, takes_part, counts, E, VALUES, ROWS)
         higher = tl.maximum(m, tl.max(scores, 1))
         p = tl.exp(scores - finite(higher)[:, None])
         kept = tl.exp(m - finite(higher))
-        near = near * kept + tl.sum(tl.where(pairs, p * product(dout, tl.trans(values), like), 0.0), 1)
+        near = near * kept + tl.sum(tl.where(pairs, p * of_values, 0.0), 1)
         total, m = total * kept + tl.sum(p, 1), higher
     rate = 1.0 / tl.where(total == 0.0, 1.0, total)
     near = near * rate
@@ -85,18 +105,21 @@ def near_far_query_gradients(
         top, normaliser = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
         for i in range(SLICES):
             part = i * COLUMNS + tl.arange(0, COLUMNS)
-            queries = read(q, batch, head, row, part, takes_part[:, None] & (part < D)[None, :]).to(tl.float32)
-            vectors = load_vectors(far, at, part, e, D, E)
-            key_mean, key_spread, c, z = vectors[1], vectors[2], vectors[4], vectors[5]
-            products, s = load_matrices(far, at, part, e, D, E)
+            queries, key_mean, key_spread, c, z = far_slice(q, far, batch, head, row, takes_part, at, part, e, D, E)
             spread += tl.sum(queries * queries * (key_spread / count)[None, :], 1)
             tilt += tl.sum(queries * key_mean[None, :], 1)
-            slope += tl.sum(queries * product(dout, tl.trans(products), like), 1)
+            of_products = times_gradient(
+                far.product, grad, batch, head, row, takes_part, at, part, D, E, VALUES, ROWS, COLUMNS
+            )
+            slope += tl.sum(queries * of_products, 1)
             a = far_exponents(queries, alpha, bias, sequence, head, part, c, D)
             higher = tl.maximum(top, tl.max(a, 1))
             f = tl.exp(a - higher[:, None])
             kept = tl.exp(top - higher)
-            lln = lln * kept + tl.sum(f * product(dout, tl.trans(s), like), 1)
+            of_sums = times_gradient(
+                far.summed, grad, batch, head, row, takes_part, at, part, D, E, VALUES, ROWS, COLUMNS
+            )
+            lln = lln * kept + tl.sum(f * of_sums, 1)
             normaliser = normaliser * kept + tl.sum(f * z[None, :], 1)
             top = higher
         value_mean = tl.load(far.value_mean + at.to(tl.int64) * E + e, mask=e < E, other=0.0)
@@ -136,28 +159,28 @@ def near_far_query_gradients(
         part = i * COLUMNS + tl.arange(0, COLUMNS)
         found = tl.zeros([ROWS, COLUMNS], tl.float32)
         for number_of_tile in range(tiles):
-            other, is_near = near_tile(number_of_tile, begin, last, origin, tokens, ROWS)
-            counts = counting_near(mask, batch, other, is_near)
-            queries = read(q, batch, head, row, column, takes_part[:, None] & (column < D)[None, :])
-            keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
-            values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
-            scores, pairs = near_scores(queries, keys, row, other, counts, frames.scale, like, CAUSAL)
-            slopes = product(dout, tl.trans(values), like) - near[:, None]
+            scores, pairs, other, counts = near_pairs(
+                q, k, mask, number_of_tile, begin, last, origin, tokens, batch, head, key_head, row, takes_part,
+                frames.scale, D, WHOLE, ROWS, CAUSAL,
+            )  # fmt: skip
+            slopes = inner_products(grad, v, batch, head, key_head, row, other, takes_part, counts, E, VALUES, ROWS)
+            slopes -= near[:, None]
             slopes = tl.exp(scores - m[:, None]) * (slopes * (rate * of_near)[:, None] - (rate * eta)[:, None])
             keys = read(k, batch, key_head, other, part, counts[:, None] & (part < D)[None, :])
             found += product(tl.where(pairs, slopes, 0.0), keys, like)
         found *= frames.scale
         dfactor, doffset = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
         if count > 0.0:
-            queries = read(q, batch, head, row, part, takes_part[:, None] & (part < D)[None, :]).to(tl.float32)
-            vectors = load_vectors(far, at, part, e, D, E)
-            key_mean, key_spread, c, z = vectors[1], vectors[2], vectors[4], vectors[5]
-            products, s = load_matrices(far, at, part, e, D, E)
+            queries, key_mean, key_spread, c, z = far_slice(q, far, batch, head, row, takes_part, at, part, e, D, E)
             a = far_exponents(queries, alpha, bias, sequence, head, part, c, D)
-            da = product(dout, tl.trans(s), like) - lln[:, None] * z[None, :]
+            da = times_gradient(far.summed, grad, batch, head, row, takes_part, at, part, D, E, VALUES, ROWS, COLUMNS)
+            da -= lln[:, None] * z[None, :]
             da = tl.exp(a - top[:, None]) * of_f[:, None] * da
             found += da * scale(alpha, sequence, head, part, D)[None, :]
-            found += product(dout, tl.trans(products), like) * kappa[:, None] + by_mean[:, None] * key_mean[None, :]
+            of_products = times_gradient(
+                far.product, grad, batch, head, row, takes_part, at, part, D, E, VALUES, ROWS, COLUMNS
+            )
+            found += of_products * kappa[:, None] + by_mean[:, None] * key_mean[None, :]
             found += by_square[:, None] * queries * (key_spread / count)[None, :]
             dfactor, doffset = tl.sum(da * queries, 0), tl.sum(da, 0)
         tl.store(place(dq, batch, head, row, part), found, mask=there[:, None] & (part < D)[None, :])

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from lln.ops.gpu.far_gradients import load_asked
 from lln.ops.gpu.far_moments import block_at, load_matrices
-from lln.ops.gpu.near_far import near_scores
+from lln.ops.gpu.near_far import LARGEST_WHOLE, PART, inner_products, near_scores
 from lln.ops.gpu.near_far_gradients import RATES, read_rows_gradient
 from lln.ops.gpu.pieces import counting, place, product, read, scale
 from lln.ops.gpu.plan import stretches_of
@@ -17,19 +17,51 @@ from lln.ops.gpu.plan import stretches_of
 
 @triton.jit
 def from_rows(
-    queries, keys, values, dout, rates, near, row, other, counts, there, head, each, SCALE,
-    like: tl.constexpr, CAUSAL: tl.constexpr,
+    q, k, v, grad, rates, near, batch, head, key_head, row, other, counts, there, own, each, SCALE,
+    D: tl.constexpr, E: tl.constexpr, WHOLE: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """The weights of a tile of rows on a tile of keys, and the gradients of its scores; `near`: which pairs are."""
-    of_row = rates + head * RATES * each + row
+    of_row = rates + own * RATES * each + row
     m, rate = tl.load(of_row, mask=there, other=0.0), tl.load(of_row + each, mask=there, other=0.0)
     mean, eta = tl.load(of_row + 2 * each, mask=there, other=0.0), tl.load(of_row + 3 * each, mask=there, other=0.0)
-    scores, pairs = near_scores(queries, keys, row, other, counts, SCALE, like, CAUSAL)
+    scores, pairs = near_scores(q, k, batch, head, key_head, row, other, there, counts, SCALE, D, WHOLE, ROWS, CAUSAL)
     pairs = pairs & near & there[:, None]
     p = tl.where(pairs, tl.exp(scores - m[:, None]), 0.0)
-    slopes = product(dout, tl.trans(values), like) - mean[:, None]
+    slopes = inner_products(grad, v, batch, head, key_head, row, other, there, counts, E, VALUES, ROWS) - mean[:, None]
     slopes = tl.where(pairs, p * (slopes * rate[:, None] - eta[:, None]), 0.0)
     return p * rate[:, None], slopes
+
+
+@triton.jit
+def values_about(mean, v, batch, head, other, there, at, e, E: tl.constexpr):
+    """v_j, less a block's mean value if that is given; zeros where it is not `there`."""
+    values = read(v, batch, head, other, e, there[:, None] & (e < E)[None, :])
+    if mean is not None:
+        about = tl.load(mean + at * E + e, mask=e < E, other=0.0)
+        values = tl.where(there[:, None], values.to(tl.float32) - about[None, :], 0.0)
+    return values
+
+
+@triton.jit
+def times_values(
+    matrix, loaded, mean, v, batch, head, other, there, at, part,
+    D: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """M v_j or M (v_j - mean), for a slice of the features of M (D, E), which is `loaded`; or part by part of the values."""
+    like: tl.constexpr = v.data.dtype.element_ty
+    if VALUES <= LARGEST_WHOLE:
+        values = values_about(mean, v, batch, head, other, there, at, tl.arange(0, VALUES), E)
+        return product(values, tl.trans(loaded), like)
+    else:
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, VALUES, PART):
+            e = start + tl.arange(0, PART)
+            places = at * D * E + part[:, None] * E + e[None, :]
+            some = tl.load(matrix + places, mask=(part < D)[:, None] & (e < E)[None, :], other=0.0)
+            values = values_about(mean, v, batch, head, other, there, at, e, E)
+            total += product(values, tl.trans(some), like)
+        return total
 
 
 @triton.jit
@@ -46,7 +78,7 @@ def near_far_key_gradients(
     index, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     key_head, key_heads = tl.program_id(1), tl.num_programs(1)
     sequence, batch, first, stop, origin, end = block_at(stretches, frames, index)
-    column, e = tl.arange(0, WHOLE), tl.arange(0, VALUES)
+    e = tl.arange(0, VALUES)
     like: tl.constexpr = q.data.dtype.element_ty
     start = first + tile * ROWS
     other = start + tl.arange(0, ROWS)
@@ -65,7 +97,6 @@ def near_far_key_gradients(
     for i in range(told_parts):
         more = tl.load(told.value_offset + (at * told_parts + i) * E + e, mask=e < E, other=0.0)
         dvalues += tl.where(is_far[:, None], more[None, :], 0.0)
-    value_mean = tl.load(parts.value_mean + at * E + e, mask=e < E, other=0.0)
     for i in range(SLICES):
         part = i * COLUMNS + tl.arange(0, COLUMNS)
         found = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -74,12 +105,10 @@ def near_far_key_gradients(
             for group in range(groups):
                 head = key_head * groups + group
                 dout, takes_part = read_rows_gradient(grad, batch, head, row, e, row < last, E)
-                queries = read(q, batch, head, row, column, takes_part[:, None] & (column < D)[None, :])
-                keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
-                values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
                 p, slopes = from_rows(
-                    queries, keys, values, dout, rates, counts[None, :], row, other, counts, takes_part,
-                    batch.to(tl.int64) * key_heads * groups + head, stretches.length, frames.scale, like, CAUSAL,
+                    q, k, v, grad, rates, counts[None, :], batch, head, key_head, row, other, counts, takes_part,
+                    batch.to(tl.int64) * key_heads * groups + head, stretches.length, frames.scale,
+                    D, E, WHOLE, VALUES, ROWS, CAUSAL,
                 )  # fmt: skip
                 queries = read(q, batch, head, row, part, takes_part[:, None] & (part < D)[None, :])
                 found += product(tl.trans(slopes), queries, like)
@@ -99,7 +128,6 @@ def near_far_key_gradients(
                     of_values = of_first.of_values + of_token[:, None] * E + e[None, :]
                     dvalues += tl.load(of_values, mask=inside[:, None] & (e < E)[None, :], other=0.0)
         keys = read(k, batch, key_head, other, part, is_far[:, None] & (part < D)[None, :]).to(tl.float32)
-        values = read(v, batch, key_head, other, e, is_far[:, None] & (e < E)[None, :])
         y, offset, curve = load_asked(told, at, part, D)
         g, u = load_matrices(told, at, part, e, D, E)
         key_mean = tl.load(parts.key_mean + at * D + part, mask=part < D, other=0.0)
@@ -107,10 +135,14 @@ def near_far_key_gradients(
         by_beta = scale(beta, sequence, key_head, part, D)
         features = tl.where(is_far[:, None], tl.exp(keys * by_beta[None, :] - r[None, :]), 0.0)
         centred = tl.where(is_far[:, None], keys - key_mean[None, :], 0.0)
-        of_centre = tl.where(is_far[:, None], values.to(tl.float32) - value_mean[None, :], 0.0)
-        db = features * (product(values, tl.trans(u), like) + y[None, :])
+        db = features * (
+            times_values(told.summed, u, None, v, batch, key_head, other, is_far, at, part, D, E, VALUES, ROWS, COLUMNS)
+            + y[None, :]
+        )
         found += tl.where(is_far[:, None], offset[None, :] + curve[None, :] * centred, 0.0)
-        found += product(of_centre, tl.trans(g), like) + db * by_beta[None, :]
+        found += db * by_beta[None, :] + times_values(
+            told.product, g, parts.value_mean, v, batch, key_head, other, is_far, at, part, D, E, VALUES, ROWS, COLUMNS
+        )
         dvalues += product(features, u, like) + product(centred, g, like)
         tl.store(place(dk, batch, key_head, other, part), found, mask=kept)
         number = (index * TILES + tile).to(tl.int64) * key_heads + key_head
@@ -131,7 +163,7 @@ def first_token_gradients(
     index, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
     key_head, key_heads = tl.program_id(1), tl.num_programs(1)
     _, batch, first, stop, origin, end = block_at(chunks, frames, index)
-    column, e = tl.arange(0, WHOLE), tl.arange(0, VALUES)
+    e = tl.arange(0, VALUES)
     part = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     like: tl.constexpr = q.data.dtype.element_ty
     token = tile * ROWS + tl.arange(0, ROWS)
@@ -146,12 +178,10 @@ def first_token_gradients(
         for group in range(groups):
             head = key_head * groups + group
             dout, takes_part = read_rows_gradient(grad, batch, head, row, e, row < stop, E)
-            queries = read(q, batch, head, row, column, takes_part[:, None] & (column < D)[None, :])
-            keys = read(k, batch, key_head, other, column, counts[:, None] & (column < D)[None, :])
-            values = read(v, batch, key_head, other, e, counts[:, None] & (e < E)[None, :])
             p, slopes = from_rows(
-                queries, keys, values, dout, rates, outside, row, other, counts, takes_part,
-                batch.to(tl.int64) * key_heads * groups + head, chunks.length, frames.scale, like, CAUSAL,
+                q, k, v, grad, rates, outside, batch, head, key_head, row, other, counts, takes_part,
+                batch.to(tl.int64) * key_heads * groups + head, chunks.length, frames.scale,
+                D, E, WHOLE, VALUES, ROWS, CAUSAL,
             )  # fmt: skip
             queries = read(q, batch, head, row, part, takes_part[:, None] & (part < D)[None, :])
             found += product(tl.trans(slopes), queries, like)

@@ -102,14 +102,15 @@ class _Match:
         found = self._empty(*self.grid, 3)
         results = Matched(self._empty(*self.grid), self._empty(*self.grid), self._empty(*self.grid, 2))
         given = (rows(x.q), rows(x.k), self.queries, self.keys, self.spread, self.start, tops)
-        options = {"D": self.dim, **scaled, **_CONSTANTS, "SAME": self.same, "TILE": TILE}
+        options = {"D": self.dim, **scaled, **_CONSTANTS, "SAME": self.same}
         highest = self._empty(*self.grid, self.dim, dtype=torch.float32)
         last = (highest, found, *results, self.groups, tops[0].numel())
         most = tops.shape[-1]
         top = min(SMALL_KEYS.top, most)
         sample_search.small_search[self.grid](
             *given, *self._places(SMALL_KEYS, top), self._empty(1), *last, **options, ROWS=SMALL_ROWS,
-            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS, num_warps=8,
+            EVEN=SMALL_KEYS.even, TOP=top, MOST=most, EVALUATIONS=search.SMALL_EVALUATIONS,
+            TILE=TILE, num_warps=8,
         )  # fmt: skip
         top = min(LONG_KEYS.top, most)
         large_search.large_search[self.grid](
@@ -118,15 +119,20 @@ class _Match:
             self._empty(*self.grid, SOFTMAX_ROWS.most, dtype=torch.int32),
             self._empty(*self.grid, LLN_ROWS.most, dtype=torch.int32),
             self._empty(*self.grid, SOFTMAX_ROWS.most, dtype=torch.float32), *last, **options,
+            **self._large_tile(),
             FEWEST_ROWS=SOFTMAX_ROWS.fewest, MOST_ROWS=SOFTMAX_ROWS.most, ROW_SHARE=SOFTMAX_ROWS.share,
             PLACES=CANDIDATES * SOFTMAX_ROWS.at_most(x.k.shape[2]), CANDIDATES=CANDIDATES,
             LONG_FEWEST=LONG_ROWS.fewest, LONG_ROWS=LONG_ROWS.most, LONG_ROW_SHARE=LONG_ROWS.share,
             LLN_FEWEST=LLN_ROWS.fewest, LLN_ROWS=LLN_ROWS.most, LLN_ROW_SHARE=LLN_ROWS.share,
             TOP=top, MOST=most, EVEN=SOFTMAX_KEYS.even, LONG_EVEN=LONG_KEYS.even,
             LONG_MOST=LONG_KEYS.most_even, LONG_SHARE=LONG_KEYS.share, LLN_EVEN=LLN_KEYS.even,
-            LLN_MOST=LLN_KEYS.most_even, LLN_SHARE=LLN_KEYS.share, EVALUATIONS=search.LARGE_EVALUATIONS, num_warps=4,
+            LLN_MOST=LLN_KEYS.most_even, LLN_SHARE=LLN_KEYS.share, EVALUATIONS=search.LARGE_EVALUATIONS,
         )  # fmt: skip
         return results
+
+    def _large_tile(self) -> dict[str, int]:
+        """Rows and keys at a time, and warps: larger heads would spill, on sm_80 in large tiles, on sm_90 in few warps."""
+        return {"TILE": TILE, "num_warps": 4} if self.dim <= 64 else {"TILE": TILE // 2, "num_warps": 8}
 
     def _places(self, size: Size, top: int) -> tuple[Tensor, Tensor]:
         """For the places of drawn keys, and their weights."""

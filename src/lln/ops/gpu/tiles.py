@@ -148,6 +148,15 @@ def addresses_anew(device: torch.device) -> bool:
     return not interpreted() and (_target_instead or target_of(device)) in ("sm_80", "sm_100")
 
 
+def largest_pair(shape: Shape, device: torch.device, of_keys: bool) -> int:
+    """Numbers of each of two matrices that a program of near-far gradients reads: fewer where it would spill or not fit."""
+    target = "" if interpreted() else _target_instead or target_of(device)
+    halved = LARGEST_OPERAND // 2
+    if target == "gfx942" or (target == "sm_80" and of_keys and shape.values > LARGEST_WHOLE):
+        return halved
+    return max(halved, 32 * shape.values) if target == "sm_100" else LARGEST_OPERAND
+
+
 def _is_amd() -> bool:
     return _target_instead == "gfx942" or (_target_instead is None and torch.version.hip is not None)
 

@@ -61,6 +61,8 @@ def test_a_state_dict_of_its_own_still_loads_and_is_checked() -> None:
         other.load_state_dict(torchs)
 
 
-def test_keys_of_its_own_are_refused() -> None:
+def test_keys_of_its_own_and_other_modules_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"from_torch takes a torch\.nn\.MultiheadAttention, got Linear"):
+        lln.LLNAttention.from_torch(nn.Linear(8, 8))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="adds keys of its own"):
         lln.LLNAttention.from_torch(nn.MultiheadAttention(8, 2, add_bias_kv=True))

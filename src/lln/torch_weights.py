@@ -40,6 +40,8 @@ def load_torchs_names(module: nn.Module, state_dict: dict[str, Any], prefix: str
 
 def arguments_of(mha: nn.MultiheadAttention) -> dict[str, Any]:
     """The arguments of a layer that replaces `mha`; refused if that adds keys of its own."""
+    if not isinstance(mha, nn.MultiheadAttention):
+        raise TypeError(f"from_torch takes a torch.nn.MultiheadAttention, got {type(mha).__name__}")
     if mha.bias_k is not None or mha.add_zero_attn:
         raise ValueError(
             "this nn.MultiheadAttention adds keys of its own (add_bias_kv or add_zero_attn), which the layers here do not"

@@ -1,6 +1,7 @@
 """Any torch model made linear: what is found, what it is replaced by, what is refused, and that it can be taken back."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lln
-from lln.conversion import converted_sites
+from lln.conversion import converted_sites, description, rebuild
 from lln.conversion.sites import watching
-from tests.conversion.models import Blocks, TwoInOne, batches, torch_encoder
+from tests.conversion.models import Attention, Blocks, TwoInOne, batches, torch_encoder
 
 
 def relative_error(out: Tensor, wanted: Tensor) -> float:
@@ -114,6 +115,33 @@ def test_two_calls_in_one_module_and_a_context_of_another_length() -> None:
     assert relative_error(run(data[0])(model), wanted) < 0.1
 
 
+def test_a_model_that_is_an_attention_itself() -> None:
+    model, data = Attention(32, 4).eval(), batches()
+    wanted = model(data[0])
+    report = lln.convert(model, data, block_size=16)
+    assert list(report.replaced) == ["the model itself"]
+    assert 0 < relative_error(model(data[0]), wanted) < 0.1
+    again = rebuild(Attention(32, 4).eval(), description(model))
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(data[0]), model(data[0]))
+    with pytest.raises(ValueError, match="the model itself: a bias on the scores"):
+        model(data[0], torch.randn(80, 80))
+    assert torch.equal(lln.unload(model)(data[0]), wanted)
+
+
+def test_what_no_module_computes_is_left_alone() -> None:
+    model, data = Blocks(layers=1).eval(), batches()
+
+    def run(model: nn.Module) -> Tensor:
+        x = model(data[0])[:, None]
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    report = lln.convert(model, run, block_size=16)
+    assert list(report.replaced) == ["attention.0"] and report.kept == {
+        "(outside)": "no module of the model computes it"
+    }
+
+
 def test_training_reaches_the_models_weights_and_the_new_numbers() -> None:
     model, data = Blocks(), batches()
     lln.convert(model, data, block_size=16)
@@ -132,6 +160,16 @@ def test_copies_are_independent() -> None:
     assert torch.equal(twin(data[0]), wanted)
     lln.unload(model)
     assert torch.equal(twin(data[0]), wanted)
+
+
+def test_a_whole_model_goes_through_a_file(tmp_path: Path) -> None:
+    model, data = torch_encoder(), batches()
+    lln.convert(model, data, block_size=16)
+    torch.save(model, tmp_path / "whole.pt")
+    again = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert torch.equal(again(data[0]), model(data[0])) and len(converted_sites(again)) == 2
+    lln.unload(model)
+    assert torch.equal(lln.unload(again)(data[0]), model(data[0]))
 
 
 def test_a_compiled_model_gives_the_same() -> None:
@@ -185,6 +223,33 @@ class TestRefusals:
             lln.convert(Blocks(), torch.randn(2, 8, 32))
         with pytest.raises(ValueError, match="calibrate is empty"):
             lln.convert(Blocks(), [])
+
+    @pytest.mark.parametrize("calibrate", [None, 3])
+    def test_nothing_to_calibrate_on(self, calibrate: Any) -> None:
+        with pytest.raises(TypeError, match="a list of batches, or a function that runs the model, got"):
+            lln.convert(Blocks(), calibrate)
+
+    def test_numbers_that_are_none(self) -> None:
+        model, data = Blocks().eval(), batches()
+        with pytest.raises(ValueError, match=r"attention\.0: queries or keys are not finite"):
+            lln.convert(model, [data[0] * torch.nan])
+        assert not converted_sites(model)
+
+    def test_a_cache_of_keys(self) -> None:
+        model = Blocks(layers=1, causal=True).eval()
+        lln.convert(model, batches(), block_size=16)
+        (site,) = converted_sites(model)["attention.0"]
+        assert site is not None
+        q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 9, 8)
+        with pytest.raises(ValueError, match="1 queries for 9 keys: a cache of all keys, where .* has a state"):
+            site(q, k, k)
+
+    def test_inputs_with_labels(self) -> None:
+        loader = [[x, torch.zeros(3)] for x in batches()]
+        with pytest.raises(
+            TypeError, match=r"taken for the arguments of the model, here 2: .* \[x for x, _ in loader\]"
+        ):
+            lln.convert(nn.Sequential(Blocks()), loader)
 
     def test_an_unknown_name_to_keep(self) -> None:
         model, data = Blocks().eval(), batches()

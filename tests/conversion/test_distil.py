@@ -140,5 +140,12 @@ def test_what_cannot_be_distilled_is_refused() -> None:
     for wrong, message in refused:
         with pytest.raises(ValueError, match=message):
             distil(model, DATA, **wrong)
+    for number in (3.0, torch.tensor(3.0), torch.zeros(2, requires_grad=True)):
+        with pytest.raises(ValueError, match="loss must return one number that depends on the model's output"):
+            distil(model, DATA, stage="end_to_end", steps=1, loss=lambda *_, found=number: found)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="put it into a list"):
+        distil(model, DATA[0])
+    with pytest.raises(ValueError, match="batches is empty"):
+        distil(model, [])
     with pytest.raises(ValueError, match="no floating-point tensor"):
         relative_error("text", "text")

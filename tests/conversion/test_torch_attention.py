@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lln
+from lln.conversion import description, rebuild
 from lln.conversion.torch_attention import OpenMultiheadAttention
 from tests.conversion.models import batches, torch_encoder
 
@@ -64,6 +65,35 @@ def test_keys_of_its_own_keep_softmax_and_the_report_says_so() -> None:
     report = lln.convert(encoder, batches(), block_size=16)
     assert list(report.replaced) == ["layers.1.self_attn"]
     assert "adds keys of its own" in report.kept["layers.0.self_attn"] and "adds keys" in str(report)
+
+
+class ReadsWeights(nn.Module):
+    """Takes the weights of one of its two attentions for something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.read = (nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.plain(x, x, x)[0]
+        out, weights = self.read(x, x, x)
+        return out * weights.amax(-1, keepdim=True)
+
+
+def test_weights_that_are_read_are_refused_in_words_and_kept_where_asked() -> None:
+    model, x = ReadsWeights().eval(), batches()[0]
+    with pytest.raises(ValueError, match=r"in place of its weights, .* keep_softmax=\[\.\.\.\], of plain, read"):
+        lln.convert(model, [x], block_size=16)
+    assert type(model.plain) is type(model.read) is nn.MultiheadAttention
+    wanted = model(x)
+    report = lln.convert(model, [x], block_size=16, keep_softmax=["read"])
+    assert list(report.replaced) == ["plain"] and report.kept == {"read": "as asked"}
+    assert type(model.read) is nn.MultiheadAttention and type(model.plain) is OpenMultiheadAttention
+    assert float((model(x) - wanted).detach().norm() / wanted.detach().norm()) < 0.1
+    again = rebuild(ReadsWeights().eval(), description(model))
+    again.load_state_dict(model.state_dict())
+    assert type(again.read) is nn.MultiheadAttention and torch.equal(again(x), model(x))
+    assert type(lln.unload(model).plain) is nn.MultiheadAttention and torch.equal(model(x), wanted)
 
 
 def test_cross_attention_of_torchs_decoder() -> None:

@@ -39,9 +39,10 @@ def watch_statistics(
 _NOTHING = SiteOptions(LayerShape(0, 0, 0))
 
 
-def matched(options: SiteOptions, pooled: PooledStatistics) -> LinearSite:
+def matched(at: Site, options: SiteOptions, pooled: PooledStatistics) -> LinearSite:
+    """A linear attention for a place of the model, with alpha, beta and w."""
     site = LinearSite(options)
-    set_matched(site.parameters_of_heads, pooled)
+    set_matched(site.parameters_of_heads, pooled, str(at))
     return site
 
 

@@ -23,10 +23,19 @@ from lln.near_far.fit import NearFarFit, near_far_parts
 
 
 def set_matched(
-    own: LLNParameters, pooled: PooledStatistics, *, target: str = DEFAULT_TARGET, subtract_mean_key: bool = True
+    own: LLNParameters,
+    pooled: PooledStatistics,
+    place: str,
+    *,
+    target: str = DEFAULT_TARGET,
+    subtract_mean_key: bool = True,
 ) -> None:
-    """alpha, beta and w of an attention, on the device of what it was measured on."""
+    """alpha, beta and w of the attention at `place`, on the device of what it was measured on."""
     found = pooled.result(subtract_mean_key)
+    if not all(bool(x.isfinite().all()) for x in (found.var_q, found.var_k, found.mean_key)):
+        raise ValueError(
+            f"{place}: queries or keys are not finite on the data to calibrate on, so alpha and beta cannot be matched to them"
+        )
     matched = match_statistics(found, own.shape.head_dim, target=target, scale=pooled.scale)
     alpha, beta = shape_for_attention(*matched, own.shape.heads, torch.float32)
     own.to(alpha.device).set(alpha=alpha[0, :, 0], beta=beta[0, :, 0])

@@ -20,10 +20,18 @@ from torch import Tensor, nn
 from lln.conversion.calibration import device_of, fit, matched, measure, watch_statistics
 from lln.conversion.costly_layers import costliest, costs, how_many
 from lln.conversion.errors import floats, relative_error
-from lln.conversion.installed import converted_modules, install, remove, softmax_again, softmax_in
+from lln.conversion.installed import (
+    BEFORE,
+    close_unused,
+    converted_modules,
+    install_all,
+    remove,
+    softmax_again,
+    softmax_in,
+)
 from lln.conversion.linear_site import NEAR_FAR, AnySite, SiteOptions
 from lln.conversion.runs import Run, as_runs
-from lln.conversion.sites import Site
+from lln.conversion.sites import OUTSIDE, Site, named
 from lln.conversion.torch_attention import open_up, put
 from lln.conversion.zoo_site import ZooSite, check_member, why_not
 
@@ -77,7 +85,7 @@ def convert(
     if attention == NEAR_FAR and options:
         raise ValueError(f"options are of a member of the zoo; {NEAR_FAR} has block_size, neighbours and first_tokens")
     runs = as_runs(calibrate)
-    before, closed = open_up(model)
+    before, closed = open_up(model, kept)
     try:
         statistics, seen, refused = watch_statistics(model, runs)
         if attention != NEAR_FAR:
@@ -91,21 +99,23 @@ def convert(
                 "nothing in this model can be replaced: "
                 + (
                     reasons
-                    or "on the calibration data no module called scaled_dot_product_attention or nn.MultiheadAttention"
+                    or "on the calibration data no module called scaled_dot_product_attention or nn.MultiheadAttention "
+                    "(softmax written out by hand is not seen)"
                 )
             )
         sites: dict[Site, AnySite]
         if attention == NEAR_FAR:
             fitted = {
-                site: matched(replace(seen[site], moments=seen[site].cross, **of_site), statistics[site])
+                site: matched(site, replace(seen[site], moments=seen[site].cross, **of_site), statistics[site])
                 for site in chosen
             }
             sites, errors = {**fitted}, fit(model, runs, fitted)
         else:
             sites = {site: ZooSite(seen[site]).to(device_of(model)) for site in chosen}
             errors = measure(model, runs, sites)
-    except BaseException:
+    except BaseException as reason:
         _close_again(model, before)
+        _refuse_weights_that_are_read(reason, before)
         raise
     _install(model, sites, before)
     report.replaced = {str(site): errors.get(site) for site in sites}
@@ -120,7 +130,7 @@ def convert(
 
 def unload(model: nn.Module) -> nn.Module:
     """The model as it was before `convert`, bit for bit; returns it."""
-    before: dict[str, nn.Module] | None = model.__dict__.pop("_lln_before", None)
+    before: dict[str, nn.Module] | None = model.__dict__.pop(BEFORE, None)
     if before is None:
         raise ValueError("this model was not converted by lln.convert")
     for module in converted_modules(model).values():
@@ -162,6 +172,7 @@ def _keep_costliest(model: nn.Module, runs: list[Run], count: int | None, sites:
     chosen = [paths[i] for i in costliest(found, count)]
     for path in chosen:
         remove(modules[path])
+    close_unused(model)
     for place in (str(site) for site in sites if site.path in chosen):
         del report.replaced[place]
         report.kept[place] = "among the costliest layers (keep_softmax='auto')"
@@ -182,14 +193,12 @@ def _of_member(name: str, options: Mapping[str, Any], near: dict[str, int]) -> d
 def _chosen(seen: dict[Site, SiteOptions], refused: dict[Site, str], keep: set[str], report: Converted) -> list[Site]:
     unknown = keep - {site.path for site in (*seen, *refused)}
     if unknown:
-        there = ", ".join(sorted({site.path for site in seen}))
+        there = ", ".join(sorted({named(site.path) for site in seen}))
         raise ValueError(f"keep_softmax names {sorted(unknown)[0]!r}; modules that compute attention are: {there}")
     report.kept = {**{str(site): why for site, why in refused.items()}, **report.kept}  # why it stayed closed says more
-    report.kept |= {str(site): "as asked" for site in seen if site.path in keep}
+    report.kept |= {str(site): "as asked" for site in (*seen, *refused) if site.path in keep}
     report.kept |= {
-        str(site): "the model computes it outside of any module"
-        for site in seen
-        if not site.path and site not in refused
+        str(site): "no module of the model computes it" for site in seen if site.path == OUTSIDE and site not in refused
     }
     return [site for site in seen if str(site) not in report.kept]
 
@@ -198,9 +207,8 @@ def _install(model: nn.Module, sites: dict[Site, AnySite], before: dict[str, Any
     by_path: dict[str, dict[int, AnySite]] = {}
     for site, linear in sites.items():
         by_path.setdefault(site.path, {})[site.number] = linear
-    for path, own in by_path.items():
-        install(model.get_submodule(path), path, [own.get(number) for number in range(max(own) + 1)])
-    model.__dict__["_lln_before"] = before
+    in_order = {path: [own.get(number) for number in range(max(own) + 1)] for path, own in by_path.items()}
+    install_all(model, in_order, before)
 
 
 def _close_again(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
@@ -208,10 +216,19 @@ def _close_again(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
         put(model, path, module)
 
 
+def _refuse_weights_that_are_read(reason: BaseException, opened: Mapping[str, Any]) -> None:
+    """A model that fails on None may have wanted the weights of nn.MultiheadAttention, which are not formed."""
+    if opened and isinstance(reason, (AttributeError, TypeError)) and "NoneType" in str(reason):
+        raise ValueError(
+            f"the model stopped at a None ({reason}). nn.MultiheadAttention gives None in place of its weights, which a linear "
+            f"attention never forms: leave those whose weights are read as they are, keep_softmax=[...], of {', '.join(opened)}"
+        ) from reason
+
+
 def _refuse_unsuitable(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module, got {type(model).__name__}")
-    if "_lln_before" in model.__dict__:
+    if BEFORE in model.__dict__:
         raise ValueError("this model is converted already: lln.unload(model) gives its softmax back first")
     if isinstance(model, nn.MultiheadAttention):
         raise ValueError(

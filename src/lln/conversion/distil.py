@@ -27,7 +27,7 @@ from lln.conversion.installed import converted_sites, softmax_again
 from lln.conversion.linear_site import AnySite
 from lln.conversion.modes import evaluating, frozen
 from lln.conversion.plan import END_TO_END, LAYERS, Plan, check_numbers, split
-from lln.conversion.runs import as_run, as_runs
+from lln.conversion.runs import as_run, refuse_one_batch
 from lln.conversion.sites import Site, watching
 from lln.conversion.training import Stage, Training
 
@@ -150,7 +150,13 @@ class _EndToEnd:
 
     def backward(self, shown: tuple[Any, Any]) -> list[float]:
         batch, wanted = shown
-        return _backward(self.compare(as_run(batch)(self.model), wanted, batch))
+        found = self.compare(as_run(batch)(self.model), wanted, batch)
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"loss must return one number that depends on the model's output, with its gradient; got {what}"
+            )
+        return _backward(found)
 
 
 def _backward(loss: Tensor) -> list[float]:
@@ -197,8 +203,10 @@ def _first_error(on_step: Callable[[str, int, float], None] | None) -> Callable[
 def _as_list(batches: Any) -> list[Any]:
     if callable(batches) and not isinstance(batches, (list, tuple)):
         raise TypeError("distil takes a list of batches; a function that runs the model serves for calibration only")
+    refuse_one_batch(batches)
     given = list(batches)
-    as_runs(given)  # refuses what convert refuses
+    if not given:
+        raise ValueError("batches is empty: give what to distil on")
     return given
 
 

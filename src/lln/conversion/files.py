@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from lln.conversion.installed import NAME, converted_sites, install
-from lln.conversion.linear_site import SiteOptions
+from lln.conversion.installed import NAME, converted_sites, install_all
+from lln.conversion.linear_site import AnySite, SiteOptions
 from lln.conversion.torch_attention import open_up
 from lln.conversion.zoo_site import make_site
 from lln.tensor_files import digest, read_tensors, write_tensors
@@ -45,13 +45,16 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> nn.Module:
     if missing:
         raise ValueError(f"the description is of another model: this one has no module {missing[0]!r}")
     before, _ = open_up(model)
-    for path, own in described["sites"].items():
-        module = model.get_submodule(path)
-        sites = [None if options is None else make_site(SiteOptions.from_dict(options)) for options in own]
-        like = next(module.parameters(), None)
-        install(module, path, [site if site is None or like is None else site.to(like.device) for site in sites])
-    model.__dict__["_lln_before"] = before
+    sites = {path: _made(model.get_submodule(path), own) for path, own in described["sites"].items()}
+    install_all(model, sites, before)
     return model
+
+
+def _made(module: nn.Module, described: list[Any]) -> list[AnySite | None]:
+    """The sites of a module, on its device."""
+    made = [None if options is None else make_site(SiteOptions.from_dict(options)) for options in described]
+    like = next(module.parameters(), None)
+    return [site if site is None or like is None else site.to(like.device) for site in made]
 
 
 def save(model: nn.Module, path: str | Path) -> Path:

@@ -71,13 +71,17 @@ class AnySite(nn.Module):
         raise NotImplementedError
 
     def _check(self, call: AttentionCall) -> None:
-        shape = self.options.shape
+        shape, queries, keys = self.options.shape, call.q.shape[2], call.k.shape[2]
+        if self.options.causal and not self.options.cross and queries < keys:
+            raise CannotReplace(
+                f"{queries} queries for {keys} keys: a cache of all keys, where a causal linear attention has a state"
+            )
         if call.causal != self.options.causal:
             now, then = ("causal", "bidirectional") if call.causal else ("bidirectional", "causal")
             raise CannotReplace(f"attention is {now} here, but was {then} when the model was converted")
         if call.cross and not self.options.cross:
             raise CannotReplace(
-                f"{call.q.shape[2]} queries for {call.k.shape[2]} keys; when the model was converted there were as many of both"
+                f"{queries} queries for {keys} keys; when the model was converted there were as many of both"
             )
         if (call.q.shape[1], call.k.shape[1], call.q.shape[3]) != (shape.heads, shape.key_heads, shape.head_dim):
             raise CannotReplace(

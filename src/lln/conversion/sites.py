@@ -26,15 +26,23 @@ WHOLE = {
 }
 
 
+OUTSIDE = "(outside)"  # the path of what no module of the model computes
+
+
 @dataclass(frozen=True)
 class Site:
-    """Call number `number` of attention in one pass through the module at `path`."""
+    """Call number `number` of attention in one pass through the module at `path`, which is empty for the model itself."""
 
     path: str
     number: int
 
     def __str__(self) -> str:
-        return self.path if self.number == 0 else f"{self.path} (call {self.number + 1})"
+        return named(self.path) if self.number == 0 else f"{named(self.path)} (call {self.number + 1})"
+
+
+def named(path: str) -> str:
+    """The path of a module as people are told of it."""
+    return path or "the model itself"
 
 
 Watcher = Callable[[Site, AttentionCall, Tensor], None]  # the last is softmax's output, (B, Hq, Nq, Dv)
@@ -76,7 +84,7 @@ class Watching(TorchFunctionMode):
         depth = len(self._stack)
         number = self._calls[depth]
         self._calls[depth] += 1
-        return Site(self._stack[-1] if self._stack else "", number)
+        return Site(self._stack[-1] if self._stack else OUTSIDE, number)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ torch's module computes everything inside one function. This one has its paramet
 stays what it was) and calls `scaled_dot_product_attention` itself.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -101,13 +102,18 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, -torch.inf)
 
 
-def open_up(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:
+def open_up(model: nn.Module, keep: Collection[str] = ()) -> tuple[dict[str, nn.MultiheadAttention], dict[str, str]]:
     """Put an `OpenMultiheadAttention` in the place of each of torch's; those that were there, by path, and why others stay.
 
-    A module that stands in several places stays one module.
+    A module that stands in several places stays one module. keep: paths to pass over.
     """
     everywhere = list(model.named_modules(remove_duplicate=False))
-    found = {path: module for path, module in everywhere if type(module) is nn.MultiheadAttention and path}
+    kept = {id(module) for path, module in everywhere if path in keep}
+    found = {
+        path: module
+        for path, module in everywhere
+        if type(module) is nn.MultiheadAttention and path and id(module) not in kept
+    }
     opened: dict[int, OpenMultiheadAttention] = {}
     closed: dict[str, str] = {}
     for path, module in list(found.items()):

@@ -32,9 +32,9 @@ def check_member(name: str) -> None:
     """Refuse what is no function of q, k and v, as a softmax attention is one."""
     from lln.zoo import registry
 
-    reason = _unfit(name)
+    reason = unfit(name)
     if reason is not None:
-        fitting = ", ".join(n for n in registry.names() if _unfit(n) is None)
+        fitting = ", ".join(n for n in registry.names() if unfit(n) is None)
         raise ValueError(f"{name} {reason}: it cannot be converted to. {NEAR_FAR} can, and of the zoo: {fitting}")
 
 
@@ -50,7 +50,8 @@ def why_not(options: SiteOptions) -> str | None:
     return None
 
 
-def _unfit(name: str) -> str | None:
+def unfit(name: str) -> str | None:
+    """Why a member cannot stand in for any softmax attention, or None."""
     from lln.zoo import registry
     from lln.zoo.mechanism import Mechanism
 

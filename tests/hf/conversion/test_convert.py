@@ -187,7 +187,7 @@ def test_without_data_each_sample_is_matched_when_it_comes() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"attention": "performer"}, "'lln', 'lln_diag'"),
+        ({"attention": "nobody"}, "'lln', 'lln_diag'"),
         ({"keep_softmax": [7]}, "0 to 1"),
         ({"calibrate": []}, "empty"),
         ({"calibrate": ["a text"]}, "tokenizer"),
@@ -283,3 +283,15 @@ def test_texts_are_padded_on_the_right() -> None:
 
     batches_of(["a", "b"], _softmax_model("llama"), tokenizer)
     assert sides == ["right"]
+
+
+def test_a_conversion_that_fails_leaves_the_model_as_it_was() -> None:
+    model = _softmax_model("bert")
+    model.config.lln = {"block_size": 8}
+    keys = list(model.state_dict())
+    with torch.no_grad():
+        model.encoder.layer[1].attention.self.key.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"encoder\.layer\.1\.attention\.self: queries or keys are not finite"):
+        convert(model, calibrate=[inputs("bert")])
+    assert list(model.state_dict()) == keys and model.config.lln == {"block_size": 8}
+    assert model.config._attn_implementation == "sdpa" and not hasattr(model, "lln_before")

@@ -1,4 +1,7 @@
-"""What a model asks of its attention in one call, read once from what transformers hands over, or refused in words."""
+"""What a model asks of its attention in one call, read once from what transformers hands over, or refused in words.
+
+transformers also hands over what `scaled_dot_product_attention` (`lln.conversion.call`) never sees: caches, windows, packing.
+"""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,8 @@
 
 transformers drops weights it has no place for. Every model class calls `post_init` at the end of its constructor; from
 the moment lln.hf is imported, that first attaches what config.lln describes (`lln.hf.patches`). A model of several (CLIP, an
-encoder with a decoder) has a config for each, and each describes the modules that read it.
+encoder with a decoder) has a config for each, and each describes the modules that read it. Other torch models have no config:
+what a conversion adds to them is in their modules alone (`lln.conversion.installed`).
 """
 
 from collections.abc import Mapping

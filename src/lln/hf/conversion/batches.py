@@ -1,4 +1,7 @@
-"""What to calibrate on, as batches a model takes: texts with a tokenizer, or anything that yields batches."""
+"""What to calibrate on, as batches a model takes: texts with a tokenizer, or anything that yields batches.
+
+Not as `lln.conversion.runs` takes them: these models name their inputs, know their padding and live on one device.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

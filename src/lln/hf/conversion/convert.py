@@ -12,12 +12,13 @@ from torch import nn
 
 from lln.conversion.closed_form import set_matched
 from lln.conversion.parameters import LayerShape
-from lln.hf.conversion.attach import attach, describe, detach, refuse_unsaved_configs
+from lln.hf.conversion import members
+from lln.hf.conversion.attach import attach, by_config, describe, detach, refuse_unsaved_configs
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.near_far import fit_weights
 from lln.hf.conversion.passes import fit_to_softmax, measure_statistics
 from lln.hf.conversion.ready_made import restore_originals, use_conversion
-from lln.hf.modules import Model, attention_modules
+from lln.hf.modules import Model, attention_modules, named_attention_modules
 from lln.hf.options import ATTENTIONS, NEAR_FAR, LLNOptions, is_converted, options_of
 from lln.hf.registration import register
 from lln.hf.suitability import refuse_unsuitable
@@ -46,7 +47,8 @@ def convert(
 ) -> Model:
     """Replace the softmax attention of `model` by LLN attention, in place; returns the model.
 
-    attention: 'lln_diag', 'lln' or 'lln_near_far', which stays closest to the original.
+    attention: 'lln_diag', 'lln' or 'lln_near_far', which stays closest to the original; or a member of the zoo without
+        weights of its own, such as 'performer', which takes no other argument.
     calibrate: texts (with `tokenizer`) or batches (a DataLoader, or a list of dictionaries or tensors) to measure on. None
         measures nothing and matches each sample at run time; not available for causal models.
     keep_softmax: numbers of attention modules, in model order (negative from the end), that keep softmax. 'auto' selects the
@@ -60,11 +62,17 @@ def convert(
     """
     if weights is not None:
         return _convert_by_file(model, weights, calibrate)
-    if attention not in ATTENTIONS:
-        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTIONS))}, got {attention!r}")
     if is_converted(model.config):
         raise ValueError("this model is converted already: lln.hf.unload(model) gives its softmax back first")
+    if attention not in ATTENTIONS:
+        numbers = {"target": target, "block_size": block_size, "neighbours": neighbours, "first_tokens": first_tokens}
+        chosen = {"calibrate": calibrate, "keep_softmax": None if keep_softmax == () else keep_softmax, **numbers}
+        members.check(model, attention, {name: x for name, x in chosen.items() if x is not None})
     refuse_unsuitable(model, attention)
+    if attention not in ATTENTIONS:
+        _remember_softmax(model)
+        model.set_attn_implementation(attention)
+        return model
     modules = attention_modules(model)
     if not modules:
         raise ValueError(f"{type(model).__name__} has no module that goes through transformers' attention interface")
@@ -104,20 +112,28 @@ def convert(
     }
     if not any(shapes.values()):
         raise ValueError("nothing to convert: every attention module keeps softmax, has a window, or was not called")
+    had = [(config, getattr(config, "lln", None)) for config, _ in by_config(model)]
     _remember_softmax(model)
-    attach(shapes, options.mix)
-    for module in modules:
-        own: Any = getattr(module, "lln", None)
-        if own is not None:
-            set_matched(own, statistics[module], target=options.target, subtract_mean_key=subtract_mean_key)
-    if fit and attention == NEAR_FAR:
-        fit_weights(model, batches, options)
-    elif fit:
-        fit_to_softmax(model, batches, attention == "lln_diag", options)
-    describe(model, options)
-    model.set_attn_implementation(attention)
-    if auto:
-        _keep_costliest(model, batches, softmax_layers, options)
+    try:  # from here on the model is put back as it was, whatever goes wrong
+        attach(shapes, options.mix)
+        for place, module in named_attention_modules(model).items():
+            own: Any = getattr(module, "lln", None)
+            if own is not None:
+                set_matched(own, statistics[module], place, target=options.target, subtract_mean_key=subtract_mean_key)
+        if fit and attention == NEAR_FAR:
+            fit_weights(model, batches, options)
+        elif fit:
+            fit_to_softmax(model, batches, attention == "lln_diag", options)
+        describe(model, options)
+        model.set_attn_implementation(attention)
+        if auto:
+            _keep_costliest(model, batches, softmax_layers, options)
+    except BaseException:
+        unload(model)
+        for config, given in had:
+            if given is not None:
+                config.lln = given
+        raise
     return model
 
 
@@ -135,11 +151,7 @@ def _convert_by_file(model: Any, weights: str | Path, calibrate: Any) -> Any:
 def _keep_costliest(model: Any, batches: list, count: int | None, options: LLNOptions) -> None:
     from lln.hf.conversion.costly_layers import keep_costliest  # distillation, of which it is a part, needs conversion
 
-    try:
-        keep_costliest(model, batches, count)
-    except BaseException:
-        unload(model)
-        raise
+    keep_costliest(model, batches, count)
     describe(model, options)
 
 

@@ -6,7 +6,8 @@ without it) and d = s (o - b), over all rows that count:
     concentration  the factor f on the matched alpha and beta with the least squared error, after mixing
     mixing         m = <t - b, d> / <d, d>, within [0, 1]
 
-Where no row sees beyond its block, nothing can be told: alpha, beta and mixing stay as they were matched and given.
+Where no row sees beyond its block, nothing can be told: alpha, beta and mixing stay as they were matched and given. Only
+the front for Hugging Face fits LLN+Diag; `lln.convert` fits near-far attention alone, by code that both fronts share.
 """
 
 import torch

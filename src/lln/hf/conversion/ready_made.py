@@ -7,6 +7,7 @@ The file holds config.lln, the numbers of each attention module (`LLNParameters`
 base model's the change, whole or of low rank:  W = W_base + D,  or  W_base + A B  with A B nearest to D (its singular vectors).
 A map M of each key head, folded into the projections of q and k, is kept as M and folded when the file is used.
 It belongs to weights with one hash, and is refused for others. safetensors hold numbers only: nothing in the file is run.
+`lln.conversion.files` has another format, because a conversion of any torch model has sites to describe and changes no weights.
 """
 
 import json

@@ -6,7 +6,8 @@
                 embedding), and the squared error of the cosines between embeddings over the variance of the teacher's;
                 for models with logits, the Kullback-Leibler divergence of the next token's distribution in nats.
 
-Errors are relative, so that layers of different scale count alike. Padding does not count.
+Errors are relative, so that layers of different scale count alike. Padding does not count. The loss end to end is another than
+that of `lln.conversion.distil`, because these models say which tokens count and what their outputs are.
 """
 
 from collections.abc import Callable

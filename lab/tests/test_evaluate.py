@@ -51,6 +51,13 @@ def test_a_probe_tells_two_sides_apart(tmp_path: Path) -> None:
     assert classification(Asked("classify", write(tmp_path / "a", rows)), on_a_circle)["accuracy"] > 90
 
 
+def test_a_probe_tells_sides_apart_that_are_almost_one(tmp_path: Path) -> None:
+    """Embeddings of texts of one kind differ by little; a penalty on weights must not hide it."""
+    rows = [{"text": str(angle), "label": "left" if 90 < angle < 270 else "right"} for angle in range(0, 360, 7)]
+    asked = Asked("classify", write(tmp_path / "a", rows))
+    assert classification(asked, lambda texts: 1 + 1e-4 * on_a_circle(texts))["accuracy"] > 90
+
+
 def saved(folder: Path, model: Any) -> str:
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -2,7 +2,7 @@
 
     sts         lines {"first", "second", "score"}: correlation of cosine and score over pairs
     retrieval   lines {"query", "text"}: the place of a query's own text among the texts of all, by cosine
-    classify    lines {"text", "label"}: a logistic regression on embeddings, fitted to one half, tested on the other
+    classify    lines {"text", "label"}: a logistic regression on standardised embeddings: one half fits it, one tests it
     perplexity  texts, one a line or lines {"text"}: exp of the mean loss of a token, by its position
 
 Embeddings are hidden states averaged over the tokens of a text, of length 1, as sentence-transformers has them.
@@ -71,7 +71,7 @@ def classification(asked: Asked, embed: Embed) -> dict[str, float]:
     labels = torch.tensor([names.index(str(row["label"])) for row in rows])
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(asked.seed))
     found, half = embed([str(row["text"]) for row in rows])[order], len(rows) // 2
-    labels = labels[order]
+    labels, found = labels[order], standardised(found, half)
     return {"accuracy": probe((found[:half], labels[:half]), (found[half:], labels[half:]), asked.seed)}
 
 
@@ -91,6 +91,15 @@ def perplexity(asked: Asked, model: Any, tokenizer: Any) -> dict[str, float]:
         part = found[:, start:end]
         figures[f"positions {start + 1} to {min(end, found.shape[1])}"] = float(part.mean().exp())
     return {"all": float(found.mean().exp()), **figures}
+
+
+def standardised(x: Tensor, half: int) -> Tensor:
+    """Features about their mean and in units of their spread over the first half.
+
+    Texts of one kind have nearly the same embedding; a regression with a penalty would see the mean and little else.
+    """
+    spread, mean = torch.std_mean(x[:half].double(), dim=0)
+    return ((x.double() - mean) / spread.clamp_min(1e-12)).float()
 
 
 def ranks(x: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""An encoder with linear attention in two folders beside it: converted in closed form, and distilled as well.
+
+    python tools/linear_encoder.py MODEL texts.jsonl [--block-size 12] [--calibrate 64] [--steps 60] [--low-rank 16]
+
+MODEL is a folder with a tokenizer. Texts are taken whole and padded to the longest of a batch; `lln convert` and `lln distil`
+choose texts that fill a given length. MODEL_closed, MODEL_distilled and MODEL_linear.json (steps and CPU time) are written.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+import lln.hf
+from lln.results import write_result
+
+parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+parser.add_argument("model", type=Path)
+parser.add_argument("texts", type=Path)
+for option, value in (("block-size", 12), ("calibrate", 64), ("steps", 60), ("batch-size", 8), ("low-rank", 16)):
+    parser.add_argument(f"--{option}", type=int, default=value)
+
+
+def main() -> None:
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    texts = [json.loads(line)["text"] for line in given.texts.read_text().splitlines()]
+    tokenizer, model = AutoTokenizer.from_pretrained(given.model), AutoModel.from_pretrained(given.model).eval()
+    options = {"tokenizer": tokenizer, "max_length": 512, "batch_size": given.batch_size}
+    start = time.process_time()
+    lln.hf.convert(model, "lln_near_far", texts[: given.calibrate], block_size=given.block_size, **options)
+    seconds = {"convert": time.process_time() - start}
+    for stage in ("closed", "distilled"):
+        if stage == "distilled":
+            start = time.process_time()
+            lln.hf.distil(model, texts, steps=given.steps, low_rank=given.low_rank, progress=False, **options)
+            seconds["distil"] = time.process_time() - start
+        folder = given.model.with_name(f"{given.model.name}_{stage}")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    arguments = {name: value for name, value in vars(given).items() if not isinstance(value, Path)}
+    found = {
+        "kind": "linear encoder",
+        "model": given.model.name,
+        "texts": len(texts),
+        **arguments,
+        "cpu_seconds": seconds,
+    }
+    print(write_result(given.model.with_name(f"{given.model.name}_linear.json"), found))
+
+
+if __name__ == "__main__":
+    main()

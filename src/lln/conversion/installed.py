@@ -1,13 +1,14 @@
 """Linear attentions as part of the modules of a model: put in, found again, resting while softmax is wanted, taken out."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 
 from lln.conversion.linear_site import AnySite, Rerouted
+from lln.conversion.modes import marked
 from lln.conversion.sites import named
 from lln.conversion.torch_attention import put
 
@@ -55,24 +56,14 @@ def converted_sites(model: nn.Module) -> dict[str, list[AnySite | None]]:
     return {path: _own_sites(module) for path, module in converted_modules(model).items()}
 
 
-@contextmanager
-def softmax_in(modules: Iterable[nn.Module]) -> Iterator[None]:
+def softmax_in(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Inside, these converted modules compute softmax."""
-    chosen = list(modules)
-    for module in chosen:
-        module.__dict__[RESTING] = True
-    try:
-        yield
-    finally:
-        for module in chosen:
-            del module.__dict__[RESTING]
+    return marked(modules, RESTING)
 
 
-@contextmanager
-def softmax_again(model: nn.Module) -> Iterator[None]:
+def softmax_again(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, a converted model computes softmax, as before its conversion."""
-    with softmax_in(converted_modules(model).values()):
-        yield
+    return softmax_in(converted_modules(model).values())
 
 
 def _own_sites(module: nn.Module) -> list[AnySite | None]:

@@ -1,6 +1,6 @@
-"""A model is run and trained in a state of its own, and put back: the mode of each module, and which parameters learn."""
+"""A model is run and trained in a state of its own, and put back: modes and marks of modules, and which parameters learn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -17,6 +17,19 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def marked(modules: Iterable[nn.Module], mark: str) -> Iterator[None]:
+    """Inside, these modules have an attribute of this name, which is True."""
+    chosen = list(modules)
+    for module in chosen:
+        module.__dict__[mark] = True
+    try:
+        yield
+    finally:
+        for module in chosen:
+            del module.__dict__[mark]
 
 
 @contextmanager

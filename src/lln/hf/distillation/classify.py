@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lln.hf.conversion.batches import batches_of
 from lln.hf.conversion.measure import embeddings
+from lln.tensor_files import read_tensors, write_tensors
 
 try:
     from sklearn.linear_model import LogisticRegression
@@ -43,15 +43,12 @@ def labelled_embeddings(
     """Embeddings and labels of `count` texts of `path`; with `keep`, kept in a file whose name begins like that."""
     file = None if keep is None else keep.with_name(f"{keep.name}_{path.name}_{count}_{max_length}.safetensors")
     if file is not None and file.exists():
-        found = load_file(file)
+        _, found = read_tensors(file)
         return found["embeddings"], found["labels"]
     texts, labels = labelled_texts(path, count)
     result = embed(model, tokenizer, texts, max_length)
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(file.name + ".part")
-        save_file({"embeddings": result, "labels": labels}, aside)
-        aside.replace(file)
+        write_tensors(file, {"embeddings": result, "labels": labels}, {})
     return result, labels
 
 

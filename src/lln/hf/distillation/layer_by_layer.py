@@ -6,13 +6,14 @@
 A causal model's heads often rest on its first token; how much of their softmax weight goes there is told beside it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lln.conversion.modes import marked
 from lln.hf.attention.call import Call
 from lln.hf.attention.softmax import softmax_matrix
 from lln.hf.conversion.measure import Batch
@@ -35,17 +36,9 @@ def layer_by_layer(
     return found
 
 
-@contextmanager
-def softmax_in(modules: Iterable[nn.Module]) -> Iterator[None]:
+def softmax_in(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Inside, these converted attention modules are softmax."""
-    chosen = list(modules)
-    for module in chosen:
-        module.lln_keeps_softmax = True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in chosen:
-            del module.lln_keeps_softmax
+    return marked(modules, "lln_keeps_softmax")
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ class Plan:
     batch: int = 64
     rate: float = 2e-3
     block_size: int = 8
+    neighbours: tuple[int, ...] = (0,)  # of near-far attention: blocks on each side that are near; a row for each
     calibration: int = 4  # batches
     distil_steps: int = 200
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -73,7 +74,10 @@ def run(
         model = _trained(plan, train, seed)
         trained = {"train_cpu_seconds": time.process_time() - start, "softmax": _accuracy(model, test)}
         tell(f"seed {seed}: softmax {trained['softmax']:.1f} %")
-        rows += [trained | _converted(model, attention, plan, train, test, seed, tell) for attention in plan.attentions]
+        kinds: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in plan.attentions if name != "lln_near_far"]
+        if "lln_near_far" in plan.attentions:
+            kinds += [("lln_near_far", {"neighbours": neighbours}) for neighbours in plan.neighbours]
+        rows += [trained | _converted(model, *kind, plan, train, test, seed, tell) for kind in kinds]
     return {
         "plan": asdict(plan),
         "pictures": "digits" if folder is None else folder.name,
@@ -83,16 +87,18 @@ def run(
 
 
 def _converted(
-    original: nn.Module, attention: str, plan: Plan, train: Any, test: Any, seed: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
+    original: nn.Module, attention: str, near: dict[str, Any], plan: Plan, train: Any, test: Any, seed: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     tell(f"seed {seed}: {attention}")
     model = copy.deepcopy(original)
     chosen = torch.randperm(len(train[1]), generator=torch.Generator().manual_seed(seed))
     batches = [train[0][rows] for rows in chosen[: 64 * plan.batch].split(plan.batch)]
-    near: dict[str, Any] = {"block_size": plan.block_size} if attention == "lln_near_far" else {}
-    options = {"block_size": plan.block_size} if attention == "lln_diag" else {}
-    lln.convert(model, batches[: plan.calibration], attention=attention, options=options, **near)
-    found = {"seed": seed, "attention": attention, "converted": _accuracy(model, test)}
+    sized = {"block_size": plan.block_size}
+    of_call: dict[str, Any] = sized | near if attention == "lln_near_far" else {}
+    options = sized if attention == "lln_diag" else {}
+    lln.convert(model, batches[: plan.calibration], attention=attention, options=options, **of_call)
+    found = {"seed": seed, "attention": attention, **near, "converted": _accuracy(model, test)}
     if any("lln_sites" in name for name, _ in model.named_parameters()):
         start = time.process_time()
         distil(model, batches, steps=plan.distil_steps, loss=_divergence, seed=seed)

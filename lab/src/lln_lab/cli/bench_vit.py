@@ -17,6 +17,9 @@ def vit(
     steps: Annotated[int, typer.Option(min=1, help="Steps of training with softmax.")] = 600,
     distil_steps: Annotated[int, typer.Option(min=3, help="Steps of distillation.")] = 200,
     attention: Annotated[list[str] | None, typer.Option(help="What to convert to; may be repeated.")] = None,
+    neighbours: Annotated[
+        list[int] | None, typer.Option(min=0, help="Near-far: near blocks on each side; may be repeated. Default: 0.")
+    ] = None,
     width: Annotated[int, typer.Option(min=8, help="Of the model; heads are of 16.")] = 64,
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 3,
 ) -> None:
@@ -26,17 +29,19 @@ def vit(
 
     console = Console()
     chosen: dict[str, Any] = {"attentions": tuple(attention)} if attention else {}
+    if neighbours:
+        chosen["neighbours"] = tuple(neighbours)
     plan = Plan(
         width=width, heads=width // 16, layers=layers, seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps,
         flip=data is not None, **chosen,
     )  # fmt: skip
     result = run(plan, lambda line: console.print(line, highlight=False), data, out)
     table = Table(title="Accuracy, %")
-    for heading in ("seed", "attention", "softmax", "converted", "distilled"):
+    for heading in ("seed", "attention", "neighbours", "softmax", "converted", "distilled"):
         table.add_column(heading, justify="left" if heading == "attention" else "right")
     for row in result["rows"]:
         stages = (f"{row[name]:.1f}" if name in row else "" for name in ("softmax", "converted", "distilled"))
-        table.add_row(str(row["seed"]), row["attention"], *stages)
+        table.add_row(str(row["seed"]), row["attention"], str(row.get("neighbours", "")), *stages)
     console.print(table)
     name = "vit" if data is None else "vit_pictures"
     console.print(f"written: {write_result(out / f'{name}.json', result, seeds)}")

@@ -95,7 +95,10 @@ def main(packages: Path, out: Path) -> None:
     mols, draw = molecules(packages), random.Random(0)
     named = [json.loads(line) for line in (packages / "rxn_insight/data/smirks.json").read_text().splitlines()]
     draw.shuffle(named)
-    measured, others, products, names = [], [], set(), set()
+    measured: list[dict[str, str]] = []
+    others: list[dict[str, str]] = []
+    products: set[str] = set()
+    names: set[str] = set()
     for entry in named:
         if len(names) == CLASSES or entry["name"] in names:
             continue

@@ -290,7 +290,7 @@ def _summed_scales(call: Call, alpha: Tensor, bias: Tensor, beta: Tensor) -> dic
     dalpha, dbias, dbeta = (t.new_empty(sequences, *t.shape[1:]) for t in (alpha, bias, beta))
     sums.sum_scales[(sequences, query_heads + key_heads)](
         alpha, bias, beta, dalpha, dbias, dbeta, call.queries.stretches, call.keys.stretches, query_heads, key_heads,
-        D=call.shape.D, COLUMNS=power_of_two(call.shape.D), num_warps=2,
+        D=call.shape.D, COLUMNS=power_of_two(call.shape.D), num_warps=1 if call.shape.D <= 32 else 2,
     )  # fmt: skip
     return {"alpha": dalpha, "bias": dbias, "beta": dbeta}
 

@@ -5,8 +5,8 @@ from lln_lab.bench.convert_vit import Plan, run
 
 def test_a_row_for_each_reach_of_near_far_attention_and_each_other_attention() -> None:
     plan = Plan(
-        width=16, heads=1, layers=1, steps=2, batch=8, calibration=1, distil_steps=3, seeds=(0,), neighbours=(0, 1),
-        attentions=("lln_near_far", "elu"),
+        width=16, heads=1, layers=1, steps=2, batch=8, calibration=1, distil_steps=3, weight_steps=2, seeds=(0,),
+        neighbours=(0, 1), attentions=("lln_near_far", "elu"),
     )  # fmt: skip
     found = run(plan, lambda line: None)
     assert [(row["attention"], row.get("neighbours")) for row in found["rows"]] == [
@@ -15,4 +15,5 @@ def test_a_row_for_each_reach_of_near_far_attention_and_each_other_attention() -
     softmax = {row["softmax"] for row in found["rows"]}
     assert len(softmax) == 1 and 0 <= softmax.pop() <= 100  # one model for all
     assert all("distilled" in row for row in found["rows"] if row["attention"] == "lln_near_far")
-    assert "distilled" not in found["rows"][0]  # it has nothing to learn
+    assert "distilled" not in found["rows"][0]  # it has nothing of its own to learn, only the model's weights
+    assert all("all weights" in row for row in found["rows"])

@@ -2,7 +2,8 @@
 
 The model is trained here, with softmax, on 64 tokens and a class token: the pixels of scikit-learn's handwritten digits
 (8 x 8), or patches of 4 x 4 pixels of pictures in colour (CIFAR-10, from a folder). It is converted with blocks of an eighth of
-the length, no training, and then distilled.
+the length, no training, and then distilled: first what the conversion added learns to follow the original, then, if asked for,
+all weights of the model.
 """
 
 import copy
@@ -32,6 +33,8 @@ class Plan:
     neighbours: tuple[int, ...] = (0,)  # of near-far attention: blocks on each side that are near; a row for each
     calibration: int = 4  # batches
     distil_steps: int = 200
+    weight_steps: int = 0  # further ones, in which all weights learn
+    weight_rate: float = 1e-3
     seeds: tuple[int, ...] = (0, 1, 2)
     attentions: tuple[str, ...] = ("lln_near_far", "lln_diag", "hedgehog")
     flip: bool = False  # pictures in training, left to right, every second time
@@ -104,8 +107,31 @@ def _converted(
         distil(model, batches, steps=plan.distil_steps, loss=_divergence, seed=seed)
         seconds = time.process_time() - start
         found |= {"distilled": _accuracy(model, test), "distil_cpu_seconds": seconds}
+    if plan.weight_steps:
+        start = time.process_time()
+        _follow(model, original, plan, train[0], seed)
+        seconds = time.process_time() - start
+        found |= {"all weights": _accuracy(model, test), "weights_cpu_seconds": seconds}
     tell(f"seed {seed}: {found}")
     return found
+
+
+def _follow(model: nn.Module, original: nn.Module, plan: Plan, tokens: Tensor, seed: int) -> None:
+    """All weights towards the original's classes, on pictures of the training set; their labels are not used."""
+    draw = torch.Generator().manual_seed(seed)
+    model.requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.weight_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.weight_rate, total_steps=plan.weight_steps)
+    for _ in range(plan.weight_steps):
+        batch = tokens[torch.randint(len(tokens), (plan.batch,), generator=draw)]
+        with torch.no_grad():
+            wanted = original(batch)
+        loss = _divergence(model(batch), wanted, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    model.requires_grad_(False)
 
 
 def _divergence(output: Tensor, wanted: Tensor, _: Any) -> Tensor:

@@ -16,6 +16,7 @@ def vit(
     seeds: Annotated[int, typer.Option(min=1, help="Models to train, each with its own split.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training with softmax.")] = 600,
     distil_steps: Annotated[int, typer.Option(min=3, help="Steps of distillation.")] = 200,
+    weight_steps: Annotated[int, typer.Option(min=0, help="Then so many steps in which all weights learn.")] = 0,
     attention: Annotated[list[str] | None, typer.Option(help="What to convert to; may be repeated.")] = None,
     neighbours: Annotated[
         list[int] | None, typer.Option(min=0, help="Near-far: near blocks on each side; may be repeated. Default: 0.")
@@ -33,14 +34,15 @@ def vit(
         chosen["neighbours"] = tuple(neighbours)
     plan = Plan(
         width=width, heads=width // 16, layers=layers, seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps,
-        flip=data is not None, **chosen,
+        weight_steps=weight_steps, flip=data is not None, **chosen,
     )  # fmt: skip
     result = run(plan, lambda line: console.print(line, highlight=False), data, out)
     table = Table(title="Accuracy, %")
-    for heading in ("seed", "attention", "neighbours", "softmax", "converted", "distilled"):
+    columns = ("softmax", "converted", "distilled", "all weights")
+    for heading in ("seed", "attention", "neighbours", *columns):
         table.add_column(heading, justify="left" if heading == "attention" else "right")
     for row in result["rows"]:
-        stages = (f"{row[name]:.1f}" if name in row else "" for name in ("softmax", "converted", "distilled"))
+        stages = (f"{row[name]:.1f}" if name in row else "" for name in columns)
         table.add_row(str(row["seed"]), row["attention"], str(row.get("neighbours", "")), *stages)
     console.print(table)
     name = "vit" if data is None else "vit_pictures"

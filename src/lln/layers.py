@@ -12,6 +12,7 @@ from lln.attention import lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching.matcher import MomentMatcher
 from lln.near_far.state import NearFarState
+from lln.nested import NoWeight, nested, padded
 from lln.state import LLNState
 from lln.torch_weights import arguments_of, load_torchs_names
 
@@ -57,6 +58,7 @@ class LLNAttention(nn.Module):
 
     # What torch.nn.TransformerEncoderLayer looks at before it takes a fused path that computes softmax from the weights
     # of its attention: there are none of that form here, so it calls the attention.
+    in_proj_weight = NoWeight()
     in_proj_bias = None
     _qkv_same_embed_dim = False
 
@@ -151,6 +153,11 @@ class LLNAttention(nn.Module):
         layers, which pass a causal mask with is_causal=True. A causal layer accepts that and refuses any other mask. The
         values of the mask are checked on the CPU only, and not in compiled graphs.
         """
+        if query.is_nested:  # by torch's encoder, behind a first layer that is torch's own
+            rows, padding = padded(query, key, value, key_padding_mask, self.batch_first)
+            given: dict[str, Any] = {"cu_seqlens": cu_seqlens, "state": state, "return_state": return_state}
+            found = self(rows, rows, rows, padding, need_weights, attn_mask, average_attn_weights, is_causal, **given)
+            return nested(found[0], query), found[1]
         if need_weights and return_state:
             raise ValueError("need_weights and return_state cannot be combined")
         key = query if key is None else key

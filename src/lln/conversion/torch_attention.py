@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lln.nested import nested, padded
+
 
 class OpenMultiheadAttention(nn.Module):
     """Computes what `mha` computes, without returning weights."""
@@ -48,6 +50,9 @@ class OpenMultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
         """As torch.nn.MultiheadAttention, with None for the weights, which are never formed, whether asked for or not."""
+        if query.is_nested:
+            rows, padding = padded(query, key, value, key_padding_mask, self.batch_first)
+            return nested(self(rows, rows, rows, padding, attn_mask=attn_mask)[0], query), None
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0 if self.batch_first else 1) for x in (query, key, value))

@@ -143,7 +143,7 @@ def test_what_cannot_be_distilled_is_refused() -> None:
     for number in (3.0, torch.tensor(3.0), torch.zeros(2, requires_grad=True)):
         with pytest.raises(ValueError, match="loss must return one number that depends on the model's output"):
             distil(model, DATA, stage="end_to_end", steps=1, loss=lambda *_, found=number: found)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="put it into a list"):
+    with pytest.raises(TypeError, match="batches must be a list of batches, got one Tensor: put it into a list"):
         distil(model, DATA[0])
     with pytest.raises(ValueError, match="batches is empty"):
         distil(model, [])

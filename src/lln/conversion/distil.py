@@ -152,7 +152,11 @@ class _EndToEnd:
         batch, wanted = shown
         found = self.compare(as_run(batch)(self.model), wanted, batch)
         if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            what = type(found).__name__
+            if isinstance(found, Tensor):
+                what = f"a tensor of shape {tuple(found.shape)}" + (
+                    "" if found.requires_grad else " without a gradient"
+                )
             raise ValueError(
                 f"loss must return one number that depends on the model's output, with its gradient; got {what}"
             )
@@ -203,7 +207,7 @@ def _first_error(on_step: Callable[[str, int, float], None] | None) -> Callable[
 def _as_list(batches: Any) -> list[Any]:
     if callable(batches) and not isinstance(batches, (list, tuple)):
         raise TypeError("distil takes a list of batches; a function that runs the model serves for calibration only")
-    refuse_one_batch(batches)
+    refuse_one_batch(batches, "batches")
     given = list(batches)
     if not given:
         raise ValueError("batches is empty: give what to distil on")

@@ -12,7 +12,7 @@ from lln.conversion.modes import evaluating
 Run = Callable[[nn.Module], Any]
 
 
-def refuse_one_batch(calibrate: Any) -> None:
+def refuse_one_batch(calibrate: Any, name: str = "calibrate") -> None:
     """One tensor would be taken for a list of its rows, and one dictionary for a list of its names."""
     if isinstance(calibrate, (Tensor, Mapping, str)):
         hint = (
@@ -20,7 +20,7 @@ def refuse_one_batch(calibrate: Any) -> None:
             if isinstance(calibrate, str)
             else "put it into a list"
         )
-        raise TypeError(f"calibrate must be a list of batches, got one {type(calibrate).__name__}: {hint}")
+        raise TypeError(f"{name} must be a list of batches, got one {type(calibrate).__name__}: {hint}")
 
 
 def as_runs(calibrate: Any) -> list[Run]:

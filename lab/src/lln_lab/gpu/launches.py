@@ -17,7 +17,8 @@ from lln_lab.gpu.compiling import Launch, caught
 BLOCK = 128
 NEIGHBOURS, FIRST_TOKENS = 0, 4  # of near-far attention
 MATCHING = "matching on a sample"
-MATCHED = (64, 128)  # the head sizes at which its kernels are compiled: its searches take minutes
+# Where its kernels are compiled: its searches take minutes, and a dtype changes no more of them than what is read.
+MATCHED = ((64, torch.bfloat16), (128, torch.bfloat16))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -112,4 +113,4 @@ def _operations(size: Size) -> dict[str, Any]:
             f"{name}, {words}": partial(run, causal)
             for name, run in (("LLN", lln), ("blocks", blocks), ("LLN+Diag", diag), ("near-far", near_far))
         }
-    return found | {"a step of decoding": step} | ({MATCHING: matching} if size.dim in MATCHED else {})
+    return found | {"a step of decoding": step} | ({MATCHING: matching} if (size.dim, size.dtype) in MATCHED else {})

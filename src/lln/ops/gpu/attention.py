@@ -38,7 +38,7 @@ class Call(NamedTuple):
             return {**self.shape.whole, "ROWS": chosen.rows, **chosen.options}
         levels = chosen.rows.bit_length() - 1
         return {
-            **self.shape.causal(kernel == "causal_gradients"),
+            **self.shape.causal(kernel == "causal_gradients", self.x.q.dtype, self.x.q.device),
             "ROWS": chosen.rows,
             "LEVELS": levels,
             **chosen.options,

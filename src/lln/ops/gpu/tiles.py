@@ -79,9 +79,9 @@ class Shape(NamedTuple):
     def values(self) -> int:
         return power_of_two(self.E)
 
-    def causal(self, gradients: bool) -> dict[str, int]:
+    def causal(self, gradients: bool, dtype: torch.dtype, device: torch.device) -> dict[str, int]:
         """For a causal program: slices of the features, one after the other, or all of them if the state stays in registers."""
-        columns, largest = power_of_two(self.D), LARGEST_GRADIENT if gradients else LARGEST_STATE
+        columns, largest = power_of_two(self.D), LARGEST_GRADIENT if gradients else largest_state(dtype, device)
         if interpreted():
             columns = min(columns, 32)  # so that tests have slices
         elif columns * self.values > largest:
@@ -146,6 +146,12 @@ def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> 
 def addresses_anew(device: torch.device) -> bool:
     """Whether to compute addresses anew for each slice of features: kept over the slices they spill, but anew on sm_90."""
     return not interpreted() and (_target_instead or target_of(device)) in ("sm_80", "sm_100")
+
+
+def largest_state(dtype: torch.dtype, device: torch.device) -> int:
+    """Numbers of a state that a causal program has in registers: fewer on sm_100 beside operands of float32."""
+    scarce = not interpreted() and dtype != torch.bfloat16 and (_target_instead or target_of(device)) == "sm_100"
+    return LARGEST_STATE // 2 if scarce else LARGEST_STATE
 
 
 def largest_pair(shape: Shape, device: torch.device, of_keys: bool) -> int:

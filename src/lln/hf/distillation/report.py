@@ -78,13 +78,13 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     )  # fmt: skip
     converted = copy.deepcopy(model)
     on_progress("distilling")
-    begun = time.perf_counter()
+    begun, spent = time.perf_counter(), time.process_time()
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
         stage=settings.stage, learn=settings.learn, maps=settings.maps, low_rank=settings.low_rank,
         precision=settings.precision, checkpoint=settings.out, checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
-    seconds = time.perf_counter() - begun
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - spent
     on_progress("measuring")  # only now: a run that is interrupted while it trains goes on without doing this again
     close = Closeness(original, groups)
     inspect = Inspection(original, groups, settings.layer_texts, on_progress)
@@ -104,6 +104,7 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "first_tokens": settings.first_tokens,
         "lr": settings.lr,
         "seconds": seconds,  # of the distillation, since it was last begun
+        "cpu_seconds": cpu_seconds,
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},
         "tested_on": {name: sum(len(b["input_ids"]) for b in found) for name, found in groups.items()},
         **measured,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lln.ops.gpu import tiles
 from lln.ops.moments import MatchOperands, Moments, Operands, match, moments, plain
 from lln_lab.gpu import work
 from lln_lab.gpu.compiling import caught
@@ -45,7 +46,7 @@ def counted(size: Size, method: str, backend: str) -> dict[str, Any]:
         mode.bytes += x.numel() * x.element_size()
         return moments.empty(Operands(x))
 
-    with patch.object(plain, "computed_moments", by_kernels), mode, caught() as kernels:
+    with tiles.compiled_for("sm_90"), patch.object(plain, "computed_moments", by_kernels), mode, caught() as kernels:
         match.backends[backend].forward(given)
     return {
         "method": method,

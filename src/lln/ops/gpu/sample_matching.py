@@ -15,7 +15,7 @@ from lln.ops.gpu.attention import on
 from lln.ops.gpu.plan import Plan
 from lln.ops.gpu.sample_places import Tokens
 from lln.ops.gpu.tensors import mask, rows
-from lln.ops.gpu.tiles import power_of_two
+from lln.ops.gpu.tiles import power_of_two, target_for
 from lln.ops.masks import sequence_of_positions
 from lln.ops.moments import search
 from lln.ops.moments.op import Matched, MatchOperands
@@ -131,8 +131,9 @@ class _Match:
         return results
 
     def _large_tile(self) -> dict[str, int]:
-        """Rows and keys at a time, and warps: larger heads would spill, on sm_80 in large tiles, on sm_90 in few warps."""
-        return {"TILE": TILE, "num_warps": 4} if self.dim <= 64 else {"TILE": TILE // 2, "num_warps": 8}
+        """Rows and keys at a time, and warps: large tiles spill on sm_80 (larger heads) and sm_100, few warps on sm_90."""
+        small = self.dim > 64 or target_for(self.x.q.device) == "sm_100"
+        return {"TILE": TILE // 2, "num_warps": 8} if small else {"TILE": TILE, "num_warps": 4}
 
     def _places(self, size: Size, top: int) -> tuple[Tensor, Tensor]:
         """For the places of drawn keys, and their weights."""

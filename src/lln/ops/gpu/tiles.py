@@ -145,18 +145,18 @@ def tile(entry: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> 
 
 def addresses_anew(device: torch.device) -> bool:
     """Whether to compute addresses anew for each slice of features: kept over the slices they spill, but anew on sm_90."""
-    return not interpreted() and (_target_instead or target_of(device)) in ("sm_80", "sm_100")
+    return target_for(device) in ("sm_80", "sm_100")
 
 
 def largest_state(dtype: torch.dtype, device: torch.device) -> int:
     """Numbers of a state that a causal program has in registers: fewer on sm_100 beside operands of float32."""
-    scarce = not interpreted() and dtype != torch.bfloat16 and (_target_instead or target_of(device)) == "sm_100"
+    scarce = dtype != torch.bfloat16 and target_for(device) == "sm_100"
     return LARGEST_STATE // 2 if scarce else LARGEST_STATE
 
 
 def largest_pair(shape: Shape, device: torch.device, of_keys: bool) -> int:
     """Numbers of each of two matrices that a program of near-far gradients reads: fewer where it would spill or not fit."""
-    target = "" if interpreted() else _target_instead or target_of(device)
+    target = target_for(device)
     halved = LARGEST_OPERAND // 2
     if target == "gfx942" or (target == "sm_80" and of_keys and shape.values > LARGEST_WHOLE):
         return halved
@@ -165,6 +165,11 @@ def largest_pair(shape: Shape, device: torch.device, of_keys: bool) -> int:
 
 def _is_amd() -> bool:
     return _target_instead == "gfx942" or (_target_instead is None and torch.version.hip is not None)
+
+
+def target_for(device: torch.device) -> str:
+    """What launches are laid out for; nothing under the interpreter."""
+    return "" if interpreted() else _target_instead or target_of(device)
 
 
 @lru_cache

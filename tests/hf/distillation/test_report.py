@@ -76,7 +76,7 @@ def test_a_run_measures_and_saves(encoder: Path, texts: Path, tmp_path: Path) ->
     pytest.importorskip("sklearn")
     settings = _settings(encoder, texts, tmp_path, classify=16)
     found = run(settings, lambda _: None)
-    assert found["steps"] == {"layers": 4, "end_to_end": 8} and 0 < found["cpu_seconds"]
+    assert found["steps"] == {"layers": 4, "end_to_end": 8} and found["cpu_seconds"] > 0
     assert found["tested_on"] == {"long": 4, "short": 4}
     assert len(found["distilled"]["error_per_layer"]) == 2
     assert sum(found["distilled"]["error_per_layer"]) < sum(found["converted"]["error_per_layer"])

@@ -40,7 +40,7 @@ def page(docs: Path) -> str:
     parts = [HEAD.format(command=found["provenance"]["command"], shape=words, cards=_cards(found["cards"]))]
     parts += ["## Operations", "", *_operations(found), "", *_peers(found), ""]
     parts += ["## Matching", "", _matching(found["matching"]), ""]
-    parts += ["## Kernels", "", *_kernels(found["kernels"], found["plan"]), ""]
+    parts += ["## Kernels", "", *_spilling(found["kernels"]), "", *_kernels(found["kernels"], found["plan"]), ""]
     if found["peers"]["kernels"]:
         parts += ["## Kernels of fla-core", "", *_kernels(found["peers"]["kernels"], found["plan"]), ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -117,6 +117,16 @@ def _matching(found: list[dict[str, Any]]) -> str:
         words = f"| {row['method']} | {by[row['backend']]} | {row['launches']:,} |"
         lines.append(f"{words} {row['bytes'] / 1e9:.2f} | {share:.1f} |")
     return "\n".join(lines)
+
+
+def _spilling(kernels: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in kernels):
+        own = [row for row in kernels if row["dtype"] == dtype]
+        bad = [row for row in own if not row.get("fits")]
+        where = f", on {', '.join(dict.fromkeys(row['target'] for row in bad))}" if bad else ""
+        lines.append(f"- {dtype}: {len(own)} compiled, {len(bad) or 'none'} of them spill or do not fit{where}.")
+    return lines
 
 
 def _kernels(kernels: list[dict[str, Any]], plan: dict[str, Any]) -> list[str]:

@@ -63,6 +63,7 @@ def test_a_command_runs_from_end_to_end_on_embedded_data(command: str, tmp_path:
         assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # its parts are run one by one above; here they run again, one after the other
 def test_everything_in_one_command_ends_with_the_report(tmp_path: Path) -> None:
     text = invoke("reproduce", "all", *TWO, "--steps", "1", "--validation-rows", "8", "--out", str(tmp_path / "runs"))
     assert "report" in text and (tmp_path / "runs" / "report.html").stat().st_size > 100_000

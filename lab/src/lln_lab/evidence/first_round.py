@@ -2,8 +2,8 @@
 
     mean rank of a member = mean over tasks of its place by accuracy      (1 is best; equal scores share a place)
 
-The runs are those with seed 0 of the Long Range Arena results that share steps, model and data. After so few steps softmax has
-not learned the tasks, so a place says who begins faster; it chooses an opponent for the long runs and nothing else.
+The runs are those with seed 0 of the Long Range Arena results that share steps, model and data. After so few steps a place
+says who begins faster; it chooses an opponent for the long runs and nothing else.
 """
 
 import json

@@ -143,9 +143,9 @@ def short_runs(results: Path) -> list[str]:
     return [
         "## A first round over all members",
         "",
-        f"Three tasks of the Long Range Arena, 300 steps, one seed, accuracy in per cent ({files}, commands inside). After so "
-        "few steps softmax has learned none of them, and with 1,000 test rows a difference of three points between two "
-        "attentions can be chance. The round only chooses an opponent for the long runs: "
+        f"Three tasks of the Long Range Arena, 300 steps, one seed, accuracy in per cent ({files}, commands inside). So few "
+        "steps tell who begins faster, and with 1,000 test rows a difference of three points between two attentions can "
+        "be chance. The round only chooses an opponent for the long runs: "
         f"the best linear member besides ours is {name_of(best) if best else 'not known yet'}.",
         "",
         "| attention | " + " | ".join(map(task_of, tasks)) + " | mean rank |",

@@ -30,9 +30,11 @@ QUICK = {
 DRAWN = {"attention": 110, "blocks": 70, "diag": 80, "near_far": 40}  # 300 in all
 
 
-def run(selection: str, examples: int, *files: str) -> str:
+def run(selection: str, examples: int, *files: str, seconds: int = 600) -> str:
+    """seconds: that each test inside may take."""
     command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.gpu.interpreted", "-k", selection, *files,
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.gpu.interpreted", f"--timeout={seconds}",
+        "-k", selection, *files,
     ]  # fmt: skip
     environment = os.environ | {"TRITON_INTERPRET": "1", "LLN_EXAMPLES": str(examples)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
@@ -59,4 +61,4 @@ def test_the_kernels_are_operators_as_torch_wants_them() -> None:
 @pytest.mark.parametrize("operation", DRAWN)
 def test_the_whole_contract_holds_under_the_interpreter(operation: str) -> None:
     """2,000 drawn cases, and every other test of the contract, from scales of 1e-3 to 64."""
-    run(f"{operation}-triton", 2000 * DRAWN[operation] // 300, "tests/ops")
+    run(f"{operation}-triton", 2000 * DRAWN[operation] // 300, "tests/ops", seconds=20_000)

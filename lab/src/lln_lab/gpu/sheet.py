@@ -82,8 +82,8 @@ class Rows:
     def of(self, name: str, launch: Launch, target: str, dtype: str, size: int) -> list[dict[str, Any]]:
         """One row, or none where nothing is known and nothing is to be compiled."""
         row = self.known.get(launch.key(target))
-        if row is not None:
-            return [row]
+        if row is not None:  # perhaps of another dtype or head size, which this kernel does not depend on
+            return [row | {"kernel": name, "dtype": dtype, "size": size}]
         if not self.compiling and not self.cache.has(launch, target):
             return []
         return [_row(name, launch, self.cache.compiled(launch, target), target, dtype, size)]

@@ -82,7 +82,7 @@ def converted_language_model() -> list[str]:
     before, after = found["converted"]["long"], found["distilled"]["long"]
     return [
         f"softmax {before['perplexity_before']:.1f}, converted {before['perplexity']:.1f}",
-        f"on one core {after['perplexity']:.1f} (",
+        f"distilled for {sum(found['steps'].values())} steps {after['perplexity']:.1f} (",
     ]
 
 

@@ -11,7 +11,14 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, BertConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    ElectraConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
 
 from lln.hf import LayerShape, LLNParameters
 from lln_lab.bench import near_far, near_far_suspects, near_far_terms
@@ -78,6 +85,13 @@ def test_texts_longer_than_the_encoders_positions_are_read_with_positions_stretc
     result = near_far.run(plan, tmp_path / "found.json", lambda what: None)
     assert (result["length"], result["positions"]) == (600, 512)
     assert result["tested_on"]["long"] == 2 and all(row["long"]["cosine"] > 0.5 for row in result["rows"])
+
+
+def test_positions_that_cannot_be_stretched_are_refused(texts: Path, tmp_path: Path) -> None:
+    electra = saved(AutoModel, ElectraConfig(**SIZE, embedding_size=32), tmp_path / "electra")
+    plan = near_far.Plan(str(electra), str(texts), str(texts), length=600)
+    with pytest.raises(ValueError, match="electra, has 512 positions.*--length of at most 512"):
+        near_far.run(plan, tmp_path / "found.json", lambda what: None)
 
 
 def test_perplexity_of_a_causal_model_beside_softmax(causal: Path, texts: Path, tmp_path: Path) -> None:

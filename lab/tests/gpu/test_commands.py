@@ -49,6 +49,28 @@ def test_hardly_more_is_read_and_written_than_must_be(way: str, most: float, lau
 
 
 @with_triton
+def test_a_kernel_that_dtypes_share_is_listed_under_each(tmp_path: Path) -> None:
+    chosen = [
+        "--target",
+        "sm_90",
+        "--size",
+        "64",
+        "--no-peers",
+        "--no-compile",
+        "--known",
+        str(DOCS / "results/gpu_sheet.json"),
+    ]
+    result = runner.invoke(gpu, ["sheet", *chosen, "--out", str(tmp_path), "--cache", str(tmp_path / "cache")])
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "gpu_sheet.json").read_text())["kernels"]
+    names = {of: {row["kernel"] for row in rows if row["dtype"] == of} for of in ("bfloat16", "float32")}
+    matching = names["bfloat16"] - names["float32"]
+    assert len(rows) == 56 and len(names["float32"]) == 26 and len(matching) == 4, (
+        "matching is laid out in bfloat16 only"
+    )
+
+
+@with_triton
 def test_what_is_not_known_may_be_left_out(tmp_path: Path) -> None:
     chosen = ["--target", "sm_90", "--size", "64", "--dtype", "bfloat16", "--no-peers", "--no-compile"]
     folders = ["--out", str(tmp_path), "--cache", str(tmp_path / "cache")]

@@ -71,7 +71,12 @@ def run(plan: Plan, path: Path, on_progress: Callable[[str], None]) -> dict[str,
     tokenizer, model = load(plan.model)
     causal = is_causal(model)
     positions = getattr(model.config, "max_position_embeddings", plan.length)
-    if model.config.model_type == BERT:
+    if not causal and plan.length > positions:
+        if model.config.model_type != BERT:
+            raise ValueError(
+                f"{plan.model}, of type {model.config.model_type}, has {positions} positions, and only a BERT's are stretched: "
+                f"give a --length of at most {positions}"
+            )
         stretch(model, plan.length)
     train = TextFile(Path(plan.data), plan.length, plan.join, plan.seed).leaving(Path(plan.test_data), plan.test_texts)
     groups = train.to_measure_on(Path(plan.test_data)).batches(model, tokenizer, plan.test_texts, 1 if causal else 4)

@@ -31,6 +31,11 @@ def vit(
     console = Console()
     chosen: dict[str, Any] = {"attentions": tuple(attention)} if attention else {}
     if neighbours:
+        if attention and "lln_near_far" not in attention:
+            raise typer.BadParameter(
+                f"only lln_near_far has neighbours, and --attention is {', '.join(attention)}",
+                param_hint="--neighbours",
+            )
         chosen["neighbours"] = tuple(neighbours)
     plan = Plan(
         width=width, heads=width // 16, layers=layers, seeds=tuple(range(seeds)), steps=steps, distil_steps=distil_steps,

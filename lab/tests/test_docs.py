@@ -29,7 +29,7 @@ def fences(path: Path) -> list[tuple[str, str]]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """ "page number" -> what went wrong, or nothing: every Python block in a namespace and a folder of its own.
 
-    One process imports torch and forks for each block, which has nothing of the blocks before it.
+    One process imports what takes long, none of it ours, and forks for each block, which has nothing of the blocks before it.
     """
     folder = tmp_path_factory.mktemp("blocks")
     blocks = {
@@ -49,6 +49,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 RUN_EACH_ALONE = """
 import json, os, sys, tempfile, traceback
 import torch
+import transformers.models.auto.modeling_auto, transformers.models.bert.modeling_bert, transformers.trainer
 blocks, outcomes = json.load(open("blocks.json")), {}
 for name, block in blocks.items():
     folder = tempfile.mkdtemp(dir=".")

@@ -268,8 +268,11 @@ def forward(x):
 '''
 
 
-@pytest.mark.parametrize("operation, folder", [("attention", "lln"), ("blocks", "blocks")])
-@pytest.mark.parametrize("serves", [True, False], ids=["serves", "never called"])
+@pytest.mark.parametrize(
+    "operation, folder, serves",
+    [("attention", "lln", True), ("blocks", "blocks", True), ("blocks", "blocks", False)],
+    ids=["attention serves", "blocks serve", "blocks never called"],
+)
 def test_a_backend_is_added_by_registering_it_and_one_that_never_runs_fails(
     tmp_path: Path, operation: str, folder: str, serves: bool
 ) -> None:

@@ -368,6 +368,7 @@ def test_gaps_single_points_and_constant_lines_are_drawn(browser: Any, tmp_path:
         assert "wide 0.25" in figure(found, "Attention maps").locator(".told").text_content()
 
 
+@pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")], ids=["desktop-light", "phone-dark"])
 def test_the_results_of_the_repository_open(browser: Any, tmp_path: Path, width: int, theme: str) -> None:
     path = write([RESULTS], tmp_path / "report.html")
     with opened(browser, path, width, theme) as found:

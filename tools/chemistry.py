@@ -4,11 +4,13 @@
     for wheel in *.whl; do unzip -qo $wheel -d packages; done
     PYTHONPATH=packages python tools/chemistry.py packages OUT
 
-OUT gets rxnfp (a BERT), rxnmapper (an ALBERT, whose twelve layers are one), reactions.jsonl and texts.jsonl: named reactions of
-rxn-insight, carried out by RDKit on drugs and samples of ChEMBL. The label is the reaction's name. No product is in both
-files.
+OUT gets rxnfp (a BERT), rxnmapper (an ALBERT, whose twelve layers are one) and three files of named reactions of rxn-insight,
+carried out by RDKit on drugs and samples of ChEMBL: reactions.jsonl to measure on, whose label is the reaction's name;
+texts.jsonl, 500 others of the same kinds; more_texts.jsonl, thousands of every kind, without labels. No product of
+reactions.jsonl is in the other two.
 """
 
+import itertools
 import json
 import random
 import sys
@@ -25,6 +27,7 @@ from transformers import AlbertConfig, AlbertModel, BertConfig, BertModel, PreTr
 TOKEN = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$|%[0-9]{2}|[0-9]"
 CLASSES, PER_CLASS, SHORTEST, LONGEST = 25, 60, 64, 126  # tokens without the first and the last
 MEASURED = 40  # of each class; the others are texts to calibrate and to distil on
+MORE_PER_KIND = 40  # to distil on for longer, at most, of every named reaction
 
 
 def tokenizer_of(vocabulary: Path) -> Any:
@@ -112,11 +115,21 @@ def main(packages: Path, out: Path) -> None:
                 measured += found[:MEASURED]
                 others += found[MEASURED:]
                 break
-    for name, rows in (("reactions", measured), ("texts", others)):
-        draw.shuffle(rows)
+    draw.shuffle(measured)
+    draw.shuffle(others)
+    more: dict[str, str] = {}  # by product
+    for entry in named:
+        for text, product in itertools.islice(
+            drawn(entry["smirks"], mols, tokenizer, draw, 4 * MORE_PER_KIND), MORE_PER_KIND
+        ):
+            more.setdefault(product, text)
+    unlabelled = [{"text": text} for product, text in more.items() if product not in products]
+    draw.shuffle(unlabelled)
+    for name, rows in (("reactions", measured), ("texts", others), ("more_texts", unlabelled)):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(
-        f"{len(mols)} molecules, {len(names)} kinds of reactions, {len(measured)} to measure on, {len(others)} others"
+        f"{len(mols)} molecules, {len(names)} kinds of reactions, {len(measured)} to measure on, {len(others)} others "
+        f"and {len(unlabelled)} without labels"
     )
 
 

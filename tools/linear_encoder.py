@@ -1,9 +1,11 @@
 """An encoder with linear attention in two folders beside it: converted in closed form, and distilled as well.
 
     python tools/linear_encoder.py MODEL texts.jsonl [--block-size 12] [--calibrate 64] [--steps 60] [--low-rank 16]
+    python tools/linear_encoder.py MODEL texts.jsonl --softmax-layers 4 --steps 0
 
 MODEL is a folder with a tokenizer. Texts are taken whole and padded to the longest of a batch; `lln convert` and `lln distil`
-choose texts that fill a given length. MODEL_closed, MODEL_distilled and MODEL_linear.json (steps and CPU time) are written.
+choose texts that fill a given length. MODEL_closed, MODEL_distilled and MODEL_linear.json (steps and CPU time) are written;
+with the costliest layers left softmax, their number is in the names: MODEL_4_closed. No step, nothing distilled.
 """
 
 import argparse
@@ -20,7 +22,14 @@ from lln.results import write_result
 parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
 parser.add_argument("model", type=Path)
 parser.add_argument("texts", type=Path)
-for option, value in (("block-size", 12), ("calibrate", 64), ("steps", 60), ("batch-size", 8), ("low-rank", 16)):
+for option, value in (
+    ("block-size", 12),
+    ("calibrate", 64),
+    ("steps", 60),
+    ("batch-size", 8),
+    ("low-rank", 16),
+    ("softmax-layers", 0),
+):
     parser.add_argument(f"--{option}", type=int, default=value)
 
 
@@ -30,15 +39,17 @@ def main() -> None:
     texts = [json.loads(line)["text"] for line in given.texts.read_text().splitlines()]
     tokenizer, model = AutoTokenizer.from_pretrained(given.model), AutoModel.from_pretrained(given.model).eval()
     options = {"tokenizer": tokenizer, "max_length": 512, "batch_size": given.batch_size}
+    named = f"{given.model.name}_{given.softmax_layers}" if given.softmax_layers else given.model.name
+    kept = {"keep_softmax": "auto", "softmax_layers": given.softmax_layers} if given.softmax_layers else {}
     start = time.process_time()
-    lln.hf.convert(model, "lln_near_far", texts[: given.calibrate], block_size=given.block_size, **options)
+    lln.hf.convert(model, "lln_near_far", texts[: given.calibrate], block_size=given.block_size, **kept, **options)
     seconds = {"convert": time.process_time() - start}
-    for stage in ("closed", "distilled"):
+    for stage in ("closed", "distilled") if given.steps else ("closed",):
         if stage == "distilled":
             start = time.process_time()
             lln.hf.distil(model, texts, steps=given.steps, low_rank=given.low_rank, progress=False, **options)
             seconds["distil"] = time.process_time() - start
-        folder = given.model.with_name(f"{given.model.name}_{stage}")
+        folder = given.model.with_name(f"{named}_{stage}")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     arguments = {name: value for name, value in vars(given).items() if not isinstance(value, Path)}
@@ -49,7 +60,7 @@ def main() -> None:
         **arguments,
         "cpu_seconds": seconds,
     }
-    print(write_result(given.model.with_name(f"{given.model.name}_linear.json"), found))
+    print(write_result(given.model.with_name(f"{named}_linear.json"), found))
 
 
 if __name__ == "__main__":

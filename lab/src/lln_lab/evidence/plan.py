@@ -34,7 +34,7 @@ def _arena(task: str, steps: int, *more: str) -> tuple[str, ...]:
 
 TASKS = (
     Task("image", "LRA Image", 1024, _arena("image", 2000, "--validation-rows", "5000"), "lra", equal_time=760),
-    Task("mlm", "Masked language model", 256, ("fig8", "--steps", "2000"), "fig8"),
+    Task("mlm", "Masked language model", 256, ("fig8", "--steps", "3000"), "fig8"),
     Task("causal_lm", "Causal language model", 256, ("causal-lm", "--steps", "1000"), "causal_lm"),
     Task("text", "LRA Text", 1024, _arena("text", 800, "--validation-rows", "5000"), "lra", equal_time=290),
     Task("listops", "LRA ListOps", 256, _arena("listops", 2000, "--length", "256", "--validation-rows", "5000"), "lra"),

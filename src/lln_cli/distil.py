@@ -41,7 +41,9 @@ def distil(
     maps: Annotated[str, typer.Option(help="free, folded, none, or auto (best for the attention).")] = "auto",
     learn: Annotated[
         list[str] | None,
-        typer.Option(help="Only alpha, beta, feature_bias, mix, weights, maps, or nothing; may be repeated."),
+        typer.Option(
+            help="Only alpha, beta, feature_bias, mix, weights, maps; may be repeated. Or nothing, or everything."
+        ),
     ] = None,
     low_rank: Annotated[
         int, typer.Option(min=0, help="Rank of low-rank updates to the projections (peft); 0: none.")

@@ -7,6 +7,7 @@
 The teacher is the model itself with softmax in place of its linear attention, unless another is given.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from lln.conversion.asked import rows_that_count
 from lln.conversion.call import AttentionCall
 from lln.conversion.checkpoint import fingerprint
 from lln.conversion.errors import relative, relative_error
+from lln.conversion.everything import EVERYTHING, RATE, all_weights, put_back_on_error, refuse_layers
 from lln.conversion.files import description, weights_hash
 from lln.conversion.installed import converted_sites, softmax_again
 from lln.conversion.linear_site import AnySite
@@ -33,6 +35,7 @@ from lln.conversion.training import Stage, Training
 
 Loss = Callable[[Any, Any, Any], Tensor]  # (the model's output, the teacher's, the batch)
 Shown = list[tuple[AnySite, AttentionCall, Tensor]]
+ADDED = "added"
 
 
 def distil(
@@ -42,6 +45,7 @@ def distil(
     steps: int = 300,
     lr: float = 2e-2,
     stage: str = "both",
+    learn: str = ADDED,
     end_to_end_steps: int | None = None,
     end_to_end_lr: float | None = None,
     teacher: Callable[..., Any] | None = None,
@@ -54,12 +58,15 @@ def distil(
     on_step: Callable[[str, int, float], None] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Train what `lln.convert` added to a model, in place; the model's own weights do not change. Returns the model.
+    """Train a converted model to follow its softmax original, in place; returns the model.
 
     batches: as `convert` takes them, in a list. More is better: one a step, `passes` times.
     steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
-    teacher: called as the model is, end to end; None: this model with softmax. Layers follow this model with softmax anyway.
+    learn: 'added' trains what `lln.convert` added; the model's own weights do not change. 'everything' trains all weights,
+        end to end, with end_to_end_lr=3e-4 by default; `unload` then gives softmax with the changed weights.
+    teacher: called as the model is, end to end; None: this model with softmax (a copy, if everything learns).
+        Layers follow this model with softmax anyway.
     loss: of the model's output, the teacher's output and the batch; None: the squared error over the teacher's power, of
         all floating-point tensors in the output.
     group: batches whose teacher's activations are in memory at once.
@@ -71,11 +78,17 @@ def distil(
     whole_numbers = {"steps": steps, "group": group, "passes": passes, "checkpoint_every": checkpoint_every}
     check_numbers(whole_numbers, {"lr": lr, "end_to_end_lr": end_to_end_lr})
     counts, given = split(steps, stage, end_to_end_steps), _as_list(batches)
-    rates = {LAYERS: lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
-    learning = _learning(sites)
+    if learn not in (ADDED, EVERYTHING):
+        raise ValueError(f"learn must be {ADDED!r} or {EVERYTHING!r}, got {learn!r}")
+    usual = RATE if learn == EVERYTHING else lr / 4
+    rates = {LAYERS: lr, END_TO_END: usual if end_to_end_lr is None else end_to_end_lr}
     settings: dict[str, Any] = {
         "stages": counts, "rates": list(rates.values()), "group": group, "passes": passes, "seed": seed,
     }  # fmt: skip
+    if learn == EVERYTHING:
+        refuse_layers(stage)
+        settings["learn"] = learn
+        teacher = _original(model) if teacher is None else teacher
     if checkpoint is not None:
         settings |= _hashes(model, given)
     stages: dict[str, Stage] = {}
@@ -83,19 +96,24 @@ def distil(
         plan, rate = Plan(count, len(given), group, passes, seed), rates[name]
         layers, whole = _Layers(plan, rate, model, sites), _EndToEnd(plan, rate, model, teacher, loss or relative_error)
         stages[name] = layers if name == LAYERS else whole
-    training = Training(given, learning, settings, None if checkpoint is None else Path(checkpoint), checkpoint_every)
-    before = {name: x.detach().clone() for name, x in learning.items()}
-    try:
-        with frozen(model), evaluating(model), torch.enable_grad():
-            for x in learning.values():
-                x.requires_grad_(True)
+    folder = None if checkpoint is None else Path(checkpoint)
+    with frozen(model), evaluating(model), torch.enable_grad():
+        learning = all_weights(model) if learn == EVERYTHING else _added(sites)
+        with put_back_on_error(learning):
+            training = Training(given, learning, settings, folder, checkpoint_every)
             training.run(stages, resume, _first_error(on_step))
-    except BaseException:
-        with torch.no_grad():
-            for name, x in learning.items():
-                x.copy_(before[name])
-        raise
     return model
+
+
+def _original(model: nn.Module) -> Callable[..., Any]:
+    """A copy of the model as it is now, with softmax."""
+    kept = copy.deepcopy(model).eval()
+
+    def teach(*args: Any, **kwargs: Any) -> Any:
+        with softmax_again(kept):
+            return kept(*args, **kwargs)
+
+    return teach
 
 
 @dataclass(frozen=True)
@@ -180,10 +198,12 @@ def _sites(model: nn.Module) -> dict[Site, AnySite]:
     return found
 
 
-def _learning(sites: dict[Site, AnySite]) -> dict[str, Tensor]:
-    """What learns, by its name in a checkpoint."""
+def _added(sites: dict[Site, AnySite]) -> dict[str, Tensor]:
+    """What the conversion added, by its name in a checkpoint; inside `frozen`, nothing else learns."""
     found: dict[str, Tensor] = {
-        f"{at.path}.{at.number}.{name}": x for at, site in sites.items() for name, x in site.named_parameters()
+        f"{at.path}.{at.number}.{name}": x.requires_grad_(True)
+        for at, site in sites.items()
+        for name, x in site.named_parameters()
     }
     if not found:
         raise ValueError("this conversion has no weights of its own: there is nothing to distil")

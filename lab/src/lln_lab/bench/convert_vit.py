@@ -109,29 +109,15 @@ def _converted(
         found |= {"distilled": _accuracy(model, test), "distil_cpu_seconds": seconds}
     if plan.weight_steps:
         start = time.process_time()
-        _follow(model, original, plan, train[0], seed)
+        every = [
+            train[0][rows] for rows in chosen.split(plan.batch)
+        ]  # pictures of the training set; their labels are not used
+        whole: dict[str, Any] = {"learn": "everything", "stage": "end_to_end", "end_to_end_lr": plan.weight_rate}
+        distil(model, every, steps=plan.weight_steps, passes=1, loss=_divergence, teacher=original, seed=seed, **whole)
         seconds = time.process_time() - start
         found |= {"all weights": _accuracy(model, test), "weights_cpu_seconds": seconds}
     tell(f"seed {seed}: {found}")
     return found
-
-
-def _follow(model: nn.Module, original: nn.Module, plan: Plan, tokens: Tensor, seed: int) -> None:
-    """All weights towards the original's classes, on pictures of the training set; their labels are not used."""
-    draw = torch.Generator().manual_seed(seed)
-    model.requires_grad_(True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.weight_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.weight_rate, total_steps=plan.weight_steps)
-    for _ in range(plan.weight_steps):
-        batch = tokens[torch.randint(len(tokens), (plan.batch,), generator=draw)]
-        with torch.no_grad():
-            wanted = original(batch)
-        loss = _divergence(model(batch), wanted, batch)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-    model.requires_grad_(False)
 
 
 def _divergence(output: Tensor, wanted: Tensor, _: Any) -> Tensor:

@@ -3,11 +3,13 @@
     1. layer by layer  each attention on the teacher's own activations, towards the teacher's attention output
     2. end to end      the whole model, towards the teacher's hidden states or logits
 
-Only what `convert` attached learns: alpha, beta, the feature bias, the mixing or weights and maps of q and k. The teacher is
-the model itself with softmax in place of LLN, unless another is given, so no second copy is needed.
+By default only what `convert` attached learns: alpha, beta, the feature bias, the mixing or weights and maps of q and k. The
+teacher is the model itself with softmax in place of LLN, unless another is given, so no second copy is needed.
 """
 
+import copy
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lln.conversion.checkpoint import fingerprint
+from lln.conversion.everything import EVERYTHING, RATE, all_weights, put_back_on_error, refuse_layers
 from lln.conversion.modes import evaluating, frozen
 from lln.conversion.plan import END_TO_END, LAYERS, check_numbers, split
 from lln.conversion.training import Training
@@ -59,12 +62,14 @@ def distil(
     """Train a model that `lln.hf.convert` converted to follow its softmax original, in place; returns the model.
 
     data: texts (with `tokenizer`), or batches, as `convert` takes them. More is better: 4 texts a step, `passes` times.
-    teacher: the softmax model to follow; None: this model with softmax attention.
+    teacher: the softmax model to follow; None: this model with softmax attention, as its weights are now. Give the original
+        if `low_rank` changed them in an earlier call.
     steps: in all; with stage='both', `end_to_end_steps` of them end to end, two thirds unless given.
     lr: of Adam, for the layers; end_to_end_lr: a quarter of it by default. Both rise briefly and fall to zero as a cosine.
     stage: 'layers', 'end_to_end' or 'both'.
     learn: what learns, out of alpha, beta, feature_bias, mix (LLN+Diag), weights (near-far) and maps; beside `low_rank` it
-        may be nothing.
+        may be nothing. 'everything', alone, trains all weights of the model, end to end, with end_to_end_lr=3e-4 by default,
+        after a copy of the model, which teaches; `unload` then gives softmax with the changed weights.
     maps: 'free' maps cost a product for q and for k; 'folded' ones are written into the projections at the end and cost
         nothing (where the projections allow it: docs/distil.md); None leaves maps out. 'auto' is 'folded' for near-far
         attention, which takes no free ones, and else 'free'.
@@ -95,19 +100,28 @@ def distil(
     kept = maps if "maps" in learn else None
     weights = fingerprint(x for m in converted_modules(model) for n, x in m.named_parameters() if "lln." not in n)
     unlearned = {module: module.lln for module in converted_modules(model)}
-    rates = {LAYERS: lr, END_TO_END: lr / 4 if end_to_end_lr is None else end_to_end_lr}
+    everything = learn == (EVERYTHING,)
+    usual = RATE if everything else lr / 4
+    rates = {LAYERS: lr, END_TO_END: usual if end_to_end_lr is None else end_to_end_lr}
     settings = {
         "stages": stages, "rates": list(rates.values()), "learn": list(learn), "maps": kept, "group": group,
         "passes": passes, "seed": seed, "low_rank": low_rank, "precision": precision,
         "data_hash": fingerprint(x for batch in batches for _, x in sorted(batch.items())), "weights_hash": weights,
     }  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint)
-    followed = model if teacher is None else teacher
+    if teacher is None:
+        teacher = copy.deepcopy(model) if everything else model
     make_room(model, kept, per_feature=True)
     try:  # from here on the model is put back as it was, whatever goes wrong
-        with frozen(model), low_rank_updates(model, low_rank, seed) as updates, evaluating(model, followed):
-            parameters = {**_let_learn(model, learn, kept), **({} if updates is None else updates.parameters)}
-            teaches = Teacher(followed, updates)
+        with (
+            frozen(model),
+            low_rank_updates(model, low_rank, seed) as updates,
+            evaluating(model, teacher),
+            put_back_on_error(dict(model.named_parameters())) if everything else nullcontext(),
+        ):
+            parameters = all_weights(model) if everything else _let_learn(model, learn, kept)
+            parameters |= {} if updates is None else updates.parameters
+            teaches = Teacher(teacher, updates)
             found = stages_of(model, teaches, len(batches), stages, rates, settings)
             training = Training(
                 batches, parameters, settings, folder, checkpoint_every, lambda: _keep_mixing_inside(parameters)
@@ -143,9 +157,14 @@ def _check(
     if maps == "free" and model.config._attn_implementation == NEAR_FAR:
         raise ValueError("near-far attention sees one q and k in all its parts: its maps are 'folded', or None")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)
+    if chosen == (EVERYTHING,):
+        refuse_layers(stage)
+        if whole["low_rank"] is not None:
+            raise ValueError(f"low_rank updates are for projections that do not learn: leave it out of {EVERYTHING!r}")
+        return chosen
     unknown = [name for name in chosen if name not in LEARNABLE]
     if unknown or not (chosen or whole["low_rank"]):
-        raise ValueError(f"learn must name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
+        raise ValueError(f"learn must be {EVERYTHING!r} or name some of {', '.join(LEARNABLE)}; got {list(chosen)!r}")
     if not chosen and stage != "end_to_end":
         raise ValueError(
             f"low_rank alone has nothing to learn layer by layer: stage must be 'end_to_end', got {stage!r}"

@@ -20,6 +20,7 @@ from torch import Tensor
 from lln.attention import block_diagonal_attention, lln_attention, lln_diag_attention
 from lln.dense import block_diagonal_matrix, lln_matrix
 from lln.matching import DEFAULT_TARGET, TARGETS
+from lln.matching.match import METHODS
 from lln.matching.matcher import MomentMatcher
 from lln.zoo.card import Card
 from lln.zoo.mechanism import Mechanism, Shape
@@ -33,6 +34,7 @@ class LlnOptions:
     alpha: float | None = None  # None: matched
     beta: float | None = None
     target: str = DEFAULT_TARGET  # of the matching
+    method: str | None = None  # of the matching: on a sample of the inputs, or "table"; see `lln.match_moments`
     subtract_mean_key: bool = False  # of the sample; softmax would not notice
 
     def __post_init__(self) -> None:
@@ -40,6 +42,12 @@ class LlnOptions:
             raise ValueError(f"give both alpha and beta or neither, got alpha={self.alpha} and beta={self.beta}")
         if self.target not in TARGETS:
             raise ValueError(f"unknown target {self.target!r}: choose one of {', '.join(map(repr, TARGETS))}")
+        if self.method not in (None, *METHODS):
+            raise ValueError(f"unknown method {self.method!r}: choose one of {', '.join(map(repr, METHODS))}")
+        if self.method == "sample" and self.target != "entropy":
+            raise ValueError(f"method='sample' matches the entropy, not target {self.target!r}: use method='table'")
+        if self.method is not None and self.alpha is not None:
+            raise ValueError("method says how alpha and beta are matched: leave it out, or leave alpha and beta out")
         if self.alpha is not None and self.subtract_mean_key:
             raise ValueError("the mean key is subtracted together with matching: leave alpha and beta out")
 
@@ -90,8 +98,9 @@ class Lln(Mechanism):
         super().__init__(options, shape)
         target, centred = options.target, options.subtract_mean_key
         self.matcher = MomentMatcher(
-            shape.num_heads, shape.head_dim, mode="sample", target=target, subtract_mean_key=centred
-        )
+            shape.num_heads, shape.head_dim, mode="sample", target=target, method=options.method,
+            subtract_mean_key=centred,
+        )  # fmt: skip
         length = shape.max_length or TYPICAL_LENGTH
         with torch.device("cpu"):  # only numbers are taken from it, wherever this module is made
             unit = MomentMatcher(1, shape.head_dim, mode="learnable", target=target, length=length)

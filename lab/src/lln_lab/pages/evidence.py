@@ -80,7 +80,8 @@ def equal_steps(entries: list[Entry]) -> list[str]:
     rows = [
         _row(found, found.softmax, found.steps, found.equal_steps) for entry in entries if (found := entry.standing)
     ]
-    return ["## At equal steps", "", STEPS, "", *_table(rows)] if rows else []
+    notes = [f"- {entry.task.title}: {entry.task.note}" for entry in entries if entry.standing and entry.task.note]
+    return ["## At equal steps", "", STEPS, "", *_table(rows), *notes, *([""] if notes else [])] if rows else []
 
 
 def equal_time(entries: list[Entry]) -> list[str]:

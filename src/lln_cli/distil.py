@@ -36,7 +36,10 @@ def distil(
     end_to_end_steps: Annotated[
         int | None, typer.Option(help="How many of the steps are end to end; default: two thirds.")
     ] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate for single layers; a quarter of it end to end.")] = 2e-2,
+    lr: Annotated[float, typer.Option(help="Learning rate for single layers.")] = 2e-2,
+    end_to_end_lr: Annotated[
+        float | None, typer.Option(help="Learning rate end to end; default: a quarter of --lr, or 3e-4 for everything.")
+    ] = None,
     stage: Annotated[str, typer.Option(help="layers, end_to_end or both.")] = "both",
     maps: Annotated[str, typer.Option(help="free, folded, none, or auto (best for the attention).")] = "auto",
     learn: Annotated[
@@ -78,7 +81,8 @@ def distil(
     console = Console()
     settings = report.Settings(
         model=model, data=data, test_data=test_data or data, out=out, steps=steps,
-        end_to_end_steps=end_to_end_steps, lr=lr, stage=stage, maps=None if maps == "none" else maps,
+        end_to_end_steps=end_to_end_steps, lr=lr, end_to_end_lr=end_to_end_lr, stage=stage,
+        maps=None if maps == "none" else maps,
         learn=_learn(learn), low_rank=low_rank or None, precision=precision, texts=texts, test_texts=test_texts,
         max_length=max_length, join=join, batch_size=batch_size, block_size=block_size, layer_texts=layer_texts,
         classify=classify, threads=threads, seed=seed, attention=attention, neighbours=neighbours,

@@ -79,3 +79,8 @@ def test_what_does_not_go_together_is_refused() -> None:
         lln.conversion.distil(linear(), DATA, learn="everything")
     with pytest.raises(ValueError, match="learn must be 'added' or 'everything', got 'all'"):
         lln.conversion.distil(linear(), DATA, learn="all")
+    model = linear()
+    with pytest.raises(ValueError, match="lr is of single layers"):
+        lln.conversion.distil(model, DATA, lr=1e-3, **OPTIONS)
+    with pytest.raises(ValueError, match="a model cannot be its own teacher"):
+        lln.conversion.distil(model, DATA, teacher=model, **OPTIONS)

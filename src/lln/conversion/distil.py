@@ -23,7 +23,14 @@ from lln.conversion.asked import rows_that_count
 from lln.conversion.call import AttentionCall
 from lln.conversion.checkpoint import fingerprint
 from lln.conversion.errors import relative, relative_error
-from lln.conversion.everything import EVERYTHING, RATE, all_weights, put_back_on_error, refuse_layers
+from lln.conversion.everything import (
+    EVERYTHING,
+    LAYER_RATE,
+    RATE,
+    all_weights,
+    put_back_on_error,
+    refuse_what_does_not_go_with_it,
+)
 from lln.conversion.files import description, weights_hash
 from lln.conversion.installed import converted_sites, softmax_again
 from lln.conversion.linear_site import AnySite
@@ -43,7 +50,7 @@ def distil(
     batches: Any,
     *,
     steps: int = 300,
-    lr: float = 2e-2,
+    lr: float = LAYER_RATE,
     stage: str = "both",
     learn: str = ADDED,
     end_to_end_steps: int | None = None,
@@ -86,7 +93,7 @@ def distil(
         "stages": counts, "rates": list(rates.values()), "group": group, "passes": passes, "seed": seed,
     }  # fmt: skip
     if learn == EVERYTHING:
-        refuse_layers(stage)
+        refuse_what_does_not_go_with_it(model, teacher, stage, lr)
         settings["learn"] = learn
         teacher = _original(model) if teacher is None else teacher
     if checkpoint is not None:

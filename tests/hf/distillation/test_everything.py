@@ -78,3 +78,9 @@ def test_what_does_not_go_together_is_refused() -> None:
         distil(model, batches(), low_rank=2, **OPTIONS)
     with pytest.raises(ValueError, match="learn must be 'everything' or name some of alpha"):
         distil(model, batches(), learn=["everything", "alpha"], stage="end_to_end", progress=False)
+    with pytest.raises(ValueError, match="lr is of single layers"):
+        distil(model, batches(), lr=1e-3, **OPTIONS)
+    with pytest.raises(ValueError, match="a model cannot be its own teacher"):
+        distil(model, batches(), teacher=model, **OPTIONS)
+    with pytest.raises(ValueError, match="leave maps='free' out of 'everything'"):
+        distil(model, batches(), maps="free", **OPTIONS)

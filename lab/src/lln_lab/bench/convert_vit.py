@@ -109,9 +109,7 @@ def _converted(
         found |= {"distilled": _accuracy(model, test), "distil_cpu_seconds": seconds}
     if plan.weight_steps:
         start = time.process_time()
-        every = [
-            train[0][rows] for rows in chosen.split(plan.batch)
-        ]  # pictures of the training set; their labels are not used
+        every = [train[0][rows] for rows in chosen.split(plan.batch)]  # of the training set, without its labels
         whole: dict[str, Any] = {"learn": "everything", "stage": "end_to_end", "end_to_end_lr": plan.weight_rate}
         distil(model, every, steps=plan.weight_steps, passes=1, loss=_divergence, teacher=original, seed=seed, **whole)
         seconds = time.process_time() - start

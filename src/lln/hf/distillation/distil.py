@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from lln.conversion.checkpoint import fingerprint
-from lln.conversion.everything import EVERYTHING, RATE, all_weights, put_back_on_error, refuse_layers
+from lln.conversion.everything import (
+    EVERYTHING,
+    LAYER_RATE,
+    RATE,
+    all_weights,
+    put_back_on_error,
+    refuse_what_does_not_go_with_it,
+)
 from lln.conversion.modes import evaluating, frozen
 from lln.conversion.plan import END_TO_END, LAYERS, check_numbers, split
 from lln.conversion.training import Training
@@ -40,7 +47,7 @@ def distil(
     tokenizer: Any = None,
     teacher: Any = None,
     steps: int = 300,
-    lr: float = 2e-2,
+    lr: float = LAYER_RATE,
     stage: str = "both",
     learn: Iterable[str] = LEARNABLE,
     maps: str | None = "auto",
@@ -90,6 +97,13 @@ def distil(
         "checkpoint_every": checkpoint_every,
         "low_rank": low_rank,
     }
+    learn = (learn,) if isinstance(learn, str) else tuple(learn)
+    everything = learn == (EVERYTHING,)
+    if everything:
+        refuse_what_does_not_go_with_it(model, teacher, stage, lr)
+        if maps not in ("auto", None):
+            raise ValueError(f"maps are for projections that do not learn: leave maps={maps!r} out of {EVERYTHING!r}")
+        maps = None
     if maps == "auto":
         maps = "folded" if model.config._attn_implementation == NEAR_FAR else "free"
     if precision not in PRECISIONS:
@@ -100,7 +114,6 @@ def distil(
     kept = maps if "maps" in learn else None
     weights = fingerprint(x for m in converted_modules(model) for n, x in m.named_parameters() if "lln." not in n)
     unlearned = {module: module.lln for module in converted_modules(model)}
-    everything = learn == (EVERYTHING,)
     usual = RATE if everything else lr / 4
     rates = {LAYERS: lr, END_TO_END: usual if end_to_end_lr is None else end_to_end_lr}
     settings = {
@@ -158,7 +171,6 @@ def _check(
         raise ValueError("near-far attention sees one q and k in all its parts: its maps are 'folded', or None")
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)
     if chosen == (EVERYTHING,):
-        refuse_layers(stage)
         if whole["low_rank"] is not None:
             raise ValueError(f"low_rank updates are for projections that do not learn: leave it out of {EVERYTHING!r}")
         return chosen

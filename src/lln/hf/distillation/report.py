@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lln.conversion.asked import rows_that_count
+from lln.conversion.everything import LAYER_RATE
 from lln.conversion.plan import split
 from lln.hf.attention.functions import attend
 from lln.hf.conversion.closeness import Closeness
@@ -35,7 +36,8 @@ class Settings:
     out: Path
     steps: int = 960
     end_to_end_steps: int | None = None
-    lr: float = 2e-2
+    lr: float = LAYER_RATE
+    end_to_end_lr: float | None = None
     stage: str = "both"
     maps: str | None = "auto"
     learn: tuple[str, ...] = LEARNABLE
@@ -81,7 +83,8 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
     begun, spent = time.perf_counter(), time.process_time()
     distil(
         model, batches, steps=settings.steps, end_to_end_steps=settings.end_to_end_steps, lr=settings.lr,
-        stage=settings.stage, learn=settings.learn, maps=settings.maps, low_rank=settings.low_rank,
+        end_to_end_lr=settings.end_to_end_lr, stage=settings.stage, learn=settings.learn, maps=settings.maps,
+        low_rank=settings.low_rank,
         precision=settings.precision, checkpoint=settings.out, checkpoint_every=10, seed=settings.seed,
     )  # fmt: skip
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - spent
@@ -103,6 +106,7 @@ def run(settings: Settings, on_progress: Callable[[str], None]) -> dict[str, Any
         "neighbours": settings.neighbours,
         "first_tokens": settings.first_tokens,
         "lr": settings.lr,
+        "end_to_end_lr": settings.end_to_end_lr,
         "seconds": seconds,  # of the distillation, since it was last begun
         "cpu_seconds": cpu_seconds,
         "trained_on": {"batches": len(batches), "texts": sum(len(b["input_ids"]) for b in batches)},

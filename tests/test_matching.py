@@ -365,3 +365,40 @@ def test_padding_has_no_influence_where_queries_are_other_tokens(backend: str) -
         keys = torch.where(mask[:, None, :, None], k, fill)
         found.append(match(MatchOperands(q, keys, mask, None, "sample", "entropy", "head", 0.35, False), backend))
     assert all(torch.equal(x, y) for one in found[1:] for x, y in zip(found[0], one, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_attention_to_one_key_alone_does_not_make_alpha_boundless(backend: str) -> None:
+    """q = k: softmax looks at its own key alone. Features of their own follow it only as alpha grows, and gradients with it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, 300, 256, generator=generator) * torch.tensor([1.0, 0.3, 4.0]).view(1, 3, 1, 1)
+    scale = 256**-0.5
+    alpha, beta, (softmax, lln) = _on_a_sample(x, x, scale, backend)
+    for found in (alpha, beta):
+        steepest = scale * 256 * x.std(dim=(2, 3))
+        assert bool((found <= 1.05 * steepest).all())  # deviations are of a sample
+        torch.testing.assert_close(found[0, [0, 2]].float(), steepest[0, [0, 2]], rtol=0.05, atol=0)
+    # what came of it is told, and is that of the bounded alpha
+    q = x.double()
+    kernel = (((alpha[..., None, None] * q).exp()) @ ((beta[..., None, None] * q).exp()).mT)[0, 0]
+    p = kernel / kernel.sum(dim=-1, keepdim=True)
+    entropy = float(torch.special.entr(p).sum(dim=-1).mean())
+    assert float(softmax[0, 0]) < 0.01 < 0.3 < entropy
+    assert float(lln[0, 0]) == pytest.approx(entropy, rel=0.25)
+
+
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_narrow_inputs_are_matched_up_to_the_bound(backend: str) -> None:
+    """Gaussian inputs come to the bound from below as they get narrow: it must not bind before."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = 0.02 * torch.randn(2, 1, 4, 400, 64, generator=generator)
+    alpha, beta, _ = _on_a_sample(q, k, 0.125, backend)
+    for found, x in ((alpha, k), (beta, q)):
+        torch.testing.assert_close(found.float(), 8 * x.std(dim=(2, 3)), rtol=0.1, atol=0)
+
+
+def _on_a_sample(q: Tensor, k: Tensor, scale: float, backend: str) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """alpha, beta (S, H), and the entropies of softmax and of LLN, in nats."""
+    found = match(MatchOperands(q, k, None, None, "sample", "entropy", "head", scale, False), backend)
+    softmax, lln = found.entropies.unbind(-1)
+    return found.alpha, found.beta, (softmax, lln)

@@ -13,6 +13,7 @@ from lln.ops.gpu.sample_search import (
     SLICE,
     choose,
     draw,
+    highest_x,
     lln_rows,
     odds,
     raise_highest,
@@ -69,7 +70,7 @@ def large_search(
     LONG_EVEN: tl.constexpr, LONG_MOST: tl.constexpr, LONG_SHARE: tl.constexpr,
     LLN_EVEN: tl.constexpr, LLN_MOST: tl.constexpr, LLN_SHARE: tl.constexpr,
     EVALUATIONS: tl.constexpr, TILE: tl.constexpr,
-    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, USUAL_SLOPE: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
+    LOWEST: tl.constexpr, STEEPEST: tl.constexpr, USUAL_SLOPE: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
     SMALLEST_DEFICIT: tl.constexpr, SMALLEST_ENTROPY: tl.constexpr, TOLERATED: tl.constexpr,
     TOLERATED_SHARE: tl.constexpr, CLOSE: tl.constexpr, TRUSTED: tl.constexpr, USUAL_X: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +152,8 @@ def large_search(
         wanted = odds(softmax, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY)
         tolerated = tl.maximum(softmax * TOLERATED_SHARE, TOLERATED)
         x, slope = tl.load(found + own * 3), tl.load(found + own * 3 + 1)
-        low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
+        most = highest_x(start, own, D, SCALE, STEEPEST)
+        low, high = x * 0.0 + LOWEST, most
         following, value, lln, close = x, x * 0.0, x * 0.0, 0
         for evaluation in tl.range(EVALUATIONS, disable_licm=True):
             if close == 0:
@@ -173,7 +175,7 @@ def large_search(
                 lln = total / tl.maximum(lln_taken, 1)
                 x, value, slope, low, high, following, close = stepped(
                     x, following, value, odds(lln, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY) - wanted, slope, low,
-                    high, evaluation, tl.abs(lln - softmax) < CLOSE * tolerated, SMALLEST_SLOPE,
+                    high, most, evaluation, tl.abs(lln - softmax) < CLOSE * tolerated, SMALLEST_SLOPE,
                 )  # fmt: skip
         x = tl.where((tl.abs(value) < 1.0) & (full - softmax > SMALLEST_DEFICIT), following, x)
         store_results(alphas, betas, entropies, own, x, alpha, beta, softmax, lln)

@@ -12,6 +12,7 @@ from lln.ops.gpu.sample_places import gathered, index_of, middle, position_of, t
 
 LARGEST = tl.constexpr(1e18)  # of q and k: no product of such numbers overflows
 SMALLEST = tl.constexpr(1e-37)  # of a weight that has a logarithm
+TINIEST = tl.constexpr(1e-300)  # of a double that has a logarithm
 SLICE = tl.constexpr(32)  # features at a time
 
 
@@ -217,9 +218,17 @@ def odds(entropy, full, SMALLEST_DEFICIT: tl.constexpr, SMALLEST_ENTROPY: tl.con
 
 
 @triton.jit
-def step_along(x, value, slope, low, high):
-    proposed = x - value / slope
-    return tl.where((proposed > low) & (proposed < high), proposed, (low + high) / 2)
+def step_along(x, value, slope, low, high, most):
+    proposed = tl.minimum(x - value / slope, most)
+    return tl.where((proposed > low) & (proposed <= high), proposed, (low + high) / 2)
+
+
+@triton.jit
+def highest_x(start, own, D: tl.constexpr, SCALE: tl.constexpr, STEEPEST: tl.constexpr):
+    """Where beta is STEEPEST scale d sigma_q, and so alpha the same of k; 0 where the table asks for more."""
+    beta, of_q = tl.load(start + own * 4 + 1), tl.load(start + own * 4 + 2)
+    steepest = tl.sqrt(of_q) * D * STEEPEST * tl.abs(of_q * 0.0 + SCALE)
+    return tl.maximum(2 * tl.log(tl.maximum(steepest, TINIEST) / tl.maximum(beta, TINIEST)), 0.0)
 
 
 @triton.jit
@@ -261,7 +270,7 @@ def small_search(
     groups, many,
     D: tl.constexpr, SCALE: tl.constexpr, CENTERED: tl.constexpr, SAME: tl.constexpr, ROWS: tl.constexpr,
     EVEN: tl.constexpr, TOP: tl.constexpr, MOST: tl.constexpr, EVALUATIONS: tl.constexpr, TILE: tl.constexpr,
-    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, USUAL_SLOPE: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
+    LOWEST: tl.constexpr, STEEPEST: tl.constexpr, USUAL_SLOPE: tl.constexpr, SMALLEST_SLOPE: tl.constexpr,
     SMALLEST_DEFICIT: tl.constexpr, SMALLEST_ENTROPY: tl.constexpr, TOLERATED: tl.constexpr,
     TOLERATED_SHARE: tl.constexpr, CLOSE: tl.constexpr, TRUSTED: tl.constexpr, USUAL_X: tl.constexpr,
 ):  # fmt: skip
@@ -295,7 +304,8 @@ def small_search(
     tolerated = tl.maximum(softmax * TOLERATED_SHARE, TOLERATED)
     alpha, beta = tl.load(start + own * 4), tl.load(start + own * 4 + 1)
     x, slope = rows * 0.0, rows * 0.0 + USUAL_SLOPE
-    low, high = x * 0.0 + LOWEST, x * 0.0 + HIGHEST
+    most = highest_x(start, own, D, SCALE, STEEPEST)
+    low, high = x * 0.0 + LOWEST, most
     following, value, lln, error, close = x, x * 0.0, x * 0.0, x * 0.0, 0
     for evaluation in tl.range(EVALUATIONS, disable_licm=True):
         if close == 0:
@@ -310,7 +320,7 @@ def small_search(
             error = tl.sqrt(tl.sum(off * off, 0) / rows / rows)
             x, value, slope, low, high, following, close = stepped(
                 x, following, value, odds(lln, full, SMALLEST_DEFICIT, SMALLEST_ENTROPY) - wanted, slope, low, high,
-                evaluation, tl.abs(lln - softmax) < CLOSE * tolerated, SMALLEST_SLOPE,
+                most, evaluation, tl.abs(lln - softmax) < CLOSE * tolerated, SMALLEST_SLOPE,
             )  # fmt: skip
     x = tl.where((tl.abs(value) < 1.0) & (full - softmax > SMALLEST_DEFICIT), following, x)
     store_results(alphas, betas, entropies, own, x, alpha, beta, softmax, lln)
@@ -321,7 +331,7 @@ def small_search(
 
 
 @triton.jit
-def stepped(x, following, value, next_value, slope, low, high, evaluation, near, SMALLEST_SLOPE: tl.constexpr):
+def stepped(x, following, value, next_value, slope, low, high, most, evaluation, near, SMALLEST_SLOPE: tl.constexpr):
     """Where the search stands after an evaluation at `following`, and where it looks next.
 
     Close to the root the secant is better than where it starts, so its last step is taken without a look.
@@ -330,8 +340,9 @@ def stepped(x, following, value, next_value, slope, low, high, evaluation, near,
     good = (evaluation > 0) & (secant > SMALLEST_SLOPE) & (secant < float("inf"))
     slope = tl.where(good, secant, slope)
     low, high = tl.where(next_value < 0, following, low), tl.where(next_value >= 0, following, high)
-    close = (near | ((tl.abs(next_value) < float("inf")) == 0)).to(tl.int32)
-    return following, next_value, slope, low, high, step_along(following, next_value, slope, low, high), close
+    close = near | ((tl.abs(next_value) < float("inf")) == 0) | ((following >= most) & (next_value < 0))
+    after = step_along(following, next_value, slope, low, high, most)
+    return following, next_value, slope, low, high, after, close.to(tl.int32)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from lln.ops.backends import Backend
 from lln.ops.moments.formula import degrees_of_freedom, match_statistics
 from lln.ops.moments.op import Entropies, EntropyOperands, Matched, MatchOperands, entropies, match
 from lln.ops.moments.sampling import Sampler
-from lln.ops.moments.search import entropies_on_sample, matched_on_sample
+from lln.ops.moments.search import entropies_on_sample, highest, matched_on_sample
 from lln.ops.moments.statistics import Statistics, computed_moments, statistics_of
 
 
@@ -29,7 +29,8 @@ def matched_by(sampler: Sampler, x: MatchOperands) -> Matched:
     keys = sampler.keys.count.to(var_k.dtype)
     statistics = Statistics(var_q, var_q, sampler.spread.mean_k, var_k, keys)
     alpha, beta = match_statistics(statistics, x.q.shape[-1], target=x.target, scale=x.scale, detach=False)
-    found, reached = matched_on_sample(sampler, alpha, beta, x.scale)
+    most = highest(alpha, var_k, x.q.shape[-1], x.scale)
+    found, reached = matched_on_sample(sampler, alpha, beta, most, x.scale)
     factor = (found / 2).exp()
     return Matched(alpha * factor, beta * factor, reached)
 

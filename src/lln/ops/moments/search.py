@@ -17,6 +17,15 @@ search goes on with more rows and keys, for each attention those it needs:
              max_l (alpha q_il + beta max_j k_jl)
 
 The number of evaluations is fixed and what has come close stays as it is, so that nothing is read back from a device.
+
+x has a highest value, at which
+
+    alpha = scale d sigma_k,    beta = scale d sigma_q
+
+or 0, where the table asks for more than that already. One feature then moves the exponent as fast as all d features of
+softmax's logit together would, were they equal. Gaussian inputs come to that in the limit of narrow ones, and stay below it
+otherwise. Where softmax looks at one key alone, single features could follow it only with an alpha without bound, and
+gradients grow with alpha.
 """
 
 import math
@@ -37,7 +46,8 @@ from lln.ops.moments.sampling import (
     Sampler,
 )
 
-WIDEST = (-16.0, 12.0)  # bracket of x
+LOWEST = -16.0  # x
+STEEPEST = 1.0  # the highest alpha, in scale d sigma_k
 USUAL_SLOPE = 1.5  # of the log odds against x: between 1 (narrow inputs) and 2
 SMALLEST_SLOPE = 0.05
 SMALL_EVALUATIONS, LARGE_EVALUATIONS = 6, 4
@@ -46,7 +56,7 @@ TOLERATED, TOLERATED_SHARE = 0.15 * math.log(2), 0.03  # nats, of softmax's entr
 CLOSE = 0.25  # of what is tolerated: who has come so close needs no further evaluation
 TRUSTED = 0.6  # of what is tolerated: the largest standard error of the small sample
 USUAL_X = 1.5  # inputs on which the table is off by a factor of 2 have rare rows that a small sample may miss
-_TINY = 1e-300
+_TINY, _SMALLEST_VARIANCE = 1e-300, 1e-30
 
 
 class Search(NamedTuple):
@@ -62,20 +72,30 @@ def may_look(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def matched_on_sample(sampler: Sampler, alpha: Tensor, beta: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """x (S, H), from the table's alpha and beta (S, H), and the entropies (S, H, 2) of softmax and LLN it came to, nats."""
+def highest(alpha: Tensor, var_k: Tensor, head_dim: int, scale: float) -> Tensor:
+    """The highest x (S, H), from the table's alpha and the variance of k (S, H)."""
+    steepest = STEEPEST * abs(scale) * head_dim * var_k.clamp_min(_SMALLEST_VARIANCE).sqrt()
+    return 2 * (steepest / alpha.clamp_min(_TINY)).log().clamp_min(0)
+
+
+def matched_on_sample(
+    sampler: Sampler, alpha: Tensor, beta: Tensor, most: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """x (S, H), from the table's alpha and beta and the highest x (S, H), and what it came to: the entropies (S, H, 2) of
+    softmax and LLN, nats."""
     start = torch.zeros_like(alpha)
     sample = sampler.draw(sampler.rows_by_position(SMALL_ROWS, SMALL_ROWS), SMALL_KEYS)
     of_softmax = _softmax_entropies(sample, scale)
     softmax = _mean(of_softmax, sample)
-    small = _search(sample, alpha, beta, softmax, start, torch.full_like(start, USUAL_SLOPE), SMALL_EVALUATIONS)
+    usual = torch.full_like(start, USUAL_SLOPE)
+    small = _search(sample, alpha, beta, most, softmax, start, usual, SMALL_EVALUATIONS)
     error = _standard_error(small.lln - of_softmax, sample)
     enough = (error <= TRUSTED * _tolerated(softmax)) & (small.x.abs() <= USUAL_X)
     lln = _mean(small.lln, sample)
     if may_look(start) and bool(enough.all()):
         return small.x, torch.stack([softmax, lln], dim=-1)
     sample, of_many = _large_sample(sampler, alpha, beta, scale)
-    large = _search(sample, alpha, beta, of_many, small.x, small.slope, LARGE_EVALUATIONS)
+    large = _search(sample, alpha, beta, most, of_many, small.x, small.slope, LARGE_EVALUATIONS)
     reached = torch.stack([of_many, _mean(large.lln, sample)], dim=-1)
     found = torch.where(enough[..., None], torch.stack([softmax, lln], dim=-1), reached)
     return torch.where(enough, small.x, large.x), found
@@ -108,7 +128,14 @@ def _largest_exponents(sample: Sample, alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 def _search(
-    sample: Sample, alpha: Tensor, beta: Tensor, softmax: Tensor, x: Tensor, slope: Tensor, evaluations: int
+    sample: Sample,
+    alpha: Tensor,
+    beta: Tensor,
+    most: Tensor,
+    softmax: Tensor,
+    x: Tensor,
+    slope: Tensor,
+    evaluations: int,
 ) -> Search:
     full = sample.keys.clamp_min(1).to(x.dtype).log()[:, None]
     wanted = _odds(softmax, full)
@@ -118,28 +145,29 @@ def _search(
         of_lln = _lln_entropies(sample, alpha * factor, beta * factor)
         return _odds(_mean(of_lln, sample), full) - wanted, of_lln
 
-    low, high = torch.full_like(x, WIDEST[0]), torch.full_like(x, WIDEST[1])
+    low, high = torch.full_like(x, LOWEST), most
     value, lln = look(x)
     for _ in range(evaluations - 1):
         close = ((_mean(lln, sample) - softmax).abs() < CLOSE * _tolerated(softmax)) | ~value.isfinite()
+        close |= (x >= most) & (value < 0)
         if may_look(x) and bool(close.all()):
             break
         low, high = torch.where(value < 0, x, low), torch.where(value >= 0, x, high)
-        following = torch.where(close, x, _step(x, value, slope, low, high))
+        following = torch.where(close, x, _step(x, value, slope, low, high, most))
         next_value, next_lln = look(following)
         slope = torch.where(close, slope, _secant(next_value - value, following - x, slope))
         value, lln = torch.where(close, value, next_value), torch.where(close[..., None], lln, next_lln)
         x = following
     # close to the root the secant is better than where it starts; where both are uniform there is nothing to find
     low, high = torch.where(value < 0, x, low), torch.where(value >= 0, x, high)
-    further = _step(x, value, slope, low, high)
+    further = _step(x, value, slope, low, high, most)
     x = torch.where((value.abs() < 1.0) & (full - softmax > SMALLEST_DEFICIT), further, x)
     return Search(x, slope, lln)
 
 
-def _step(x: Tensor, value: Tensor, slope: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    proposed = x - value / slope
-    return torch.where((proposed > low) & (proposed < high), proposed, (low + high) / 2)
+def _step(x: Tensor, value: Tensor, slope: Tensor, low: Tensor, high: Tensor, most: Tensor) -> Tensor:
+    proposed = (x - value / slope).minimum(most)
+    return torch.where((proposed > low) & (proposed <= high), proposed, (low + high) / 2)
 
 
 def _secant(rise: Tensor, run: Tensor, otherwise: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 
 namespace LLN_ISA {
 
-constexpr double LOWEST_X = -16, HIGHEST_X = 12, USUAL_SLOPE = 1.5, SMALLEST_SLOPE = 0.05;
+constexpr double LOWEST_X = -16, STEEPEST = 1, USUAL_SLOPE = 1.5, SMALLEST_SLOPE = 0.05;
 constexpr int SMALL_EVALUATIONS = 6, LARGE_EVALUATIONS = 4;
 constexpr double CLOSE = 0.25, SMALLEST_DEFICIT = 1e-4, SMALLEST_ENTROPY = 1e-2;
 constexpr double TOLERATED = 0.15 * 0.6931471805599453, TOLERATED_SHARE = 0.03, TRUSTED = 0.6, USUAL_X = 1.5;
@@ -292,15 +292,16 @@ inline double HeadSample::missed(const KeyScores& scores, const std::vector<doub
 }
 
 struct Search {
+    double most;  // the highest x
     double x = 0, slope = USUAL_SLOPE, lln = 0;  // lln: the entropy at the last x that was looked at
 };
 
 static double odds(double entropy, double full) {
     return std::log(more(full - entropy, SMALLEST_DEFICIT)) - std::log(more(entropy, SMALLEST_ENTROPY));
 }
-static double step(double x, double value, double slope, double low, double high) {
-    const double proposed = x - value / slope;
-    return proposed > low && proposed < high ? proposed : (low + high) / 2;
+static double step(const Search& s, double value, double low, double high) {
+    const double wished = s.x - value / s.slope, proposed = wished < s.most ? wished : s.most;
+    return proposed > low && proposed <= high ? proposed : (low + high) / 2;
 }
 
 static double tolerated(double entropy) { return more(TOLERATED_SHARE * entropy, TOLERATED); }
@@ -313,18 +314,19 @@ static void search(HeadSample& sample, double alpha, double beta, double full, d
         s.lln = mean(sample.lln(alpha * factor, beta * factor));
         return odds(s.lln, full) - wanted;
     };
-    double low = LOWEST_X, high = HIGHEST_X, value = look(s.x);
+    double low = LOWEST_X, high = s.most, value = look(s.x);
     const auto narrow = [&] { (value < 0 ? low : high) = s.x; };
     for (int i = 1; i < evaluations; ++i) {
         if (std::fabs(s.lln - softmax) < CLOSE * tolerated(softmax) || !std::isfinite(value)) break;
+        if (s.x >= s.most && value < 0) break;
         narrow();
-        const double following = step(s.x, value, s.slope, low, high), next = look(following);
+        const double following = step(s, value, low, high), next = look(following);
         const double secant = (next - value) / (following - s.x);
         if (secant > SMALLEST_SLOPE && std::isfinite(secant)) s.slope = secant;
         s.x = following, value = next;
     }
     narrow();
-    if (std::fabs(value) < 1 && full - softmax > SMALLEST_DEFICIT) s.x = step(s.x, value, s.slope, low, high);
+    if (std::fabs(value) < 1 && full - softmax > SMALLEST_DEFICIT) s.x = step(s, value, low, high);
 }
 
 // Of the mean difference of two entropies over rows.
@@ -344,7 +346,8 @@ static void match_head(const MatchProblem& p, int64_t i) {
     const double of_q = more(head.overall_q(), SMALLEST_VARIANCE), of_k = more(head.overall_k(p.center_keys != 0), SMALLEST_VARIANCE);
     double alpha, beta;
     table_values(p, of_q, of_k, double(head.keys.count), alpha, beta);
-    Search found;
+    const double steepest = STEEPEST * std::fabs(p.scale) * double(p.k.dim) * std::sqrt(of_k);
+    Search found{more(2 * std::log(steepest / more(alpha, 1e-300)), 0)};
     double softmax = 0;
     if (head.keys.count > 0 && head.queries.count > 0) {
         const double full = std::log(double(head.keys.count));

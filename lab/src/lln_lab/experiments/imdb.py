@@ -3,7 +3,7 @@
 The paper trains from scratch. Here a sentence encoder that others trained (a BERT, such as all-MiniLM-L6-v2) is converted on a
 few training reviews, gets a linear classifier on the mean of its outputs, and is fine-tuned whole; softmax's own self is
 fine-tuned beside it, on the same batches. Reviews are cut at `length` tokens; beyond the encoder's own positions they are
-stretched, softmax's as well.
+stretched, softmax's as well. Reviews of like length share a batch, so that little of it is padding.
 """
 
 from collections.abc import Sequence
@@ -90,6 +90,7 @@ def run(
     def batch_of(chosen: data.Rows) -> dict[str, Tensor]:
         return collate([make(chosen[i], torch.Generator()) for i in range(len(chosen))])
 
+    lengths = lengths_of(rows.train)
     reviews = spread(rows.train, settings.calibration)
     calibration = [batch_of(Selection(reviews, [i])) for i in range(len(reviews))]
 
@@ -107,7 +108,7 @@ def run(
         def start(at: Path, on_step: OnStep | None) -> dict[str, Any]:
             found = train(
                 this, at, build, rows.train, rows.validation, make,  # type: ignore[arg-type]
-                collate=collate, metrics=scores.accuracy, on_step=on_step,
+                collate=collate, metrics=scores.accuracy, on_step=on_step, lengths=lengths,
             )  # fmt: skip
             first = batch_of(spread(rows.train, budget.batch))
             return {**found, "saved_bytes": saved_bytes(build().train(), first.pop("input_ids"), **first)}
@@ -130,9 +131,13 @@ def load(settings: Settings, source: str | None) -> data.TaskData:
     """Validation reviews of like length together, so that few tokens of a batch are padding."""
     rows = data.load("lra/text", source=source, length=BYTES * settings.length)
     chosen = spread(rows.validation, settings.validation_rows)
-    lengths = [len(chosen[i]["input_ids"]) for i in range(len(chosen))]
-    order = sorted(range(len(chosen)), key=lengths.__getitem__)
+    order = sorted(range(len(chosen)), key=lengths_of(chosen).__getitem__)
     return replace(rows, validation=Selection(chosen, order))
+
+
+def lengths_of(reviews: data.Rows) -> list[int]:
+    """In bytes, which tell who is as long as whom as well as tokens do, and need no tokenizer."""
+    return [len(reviews[i]["input_ids"]) for i in range(len(reviews))]
 
 
 def tokenized(tokenizer: Any, length: int) -> Any:

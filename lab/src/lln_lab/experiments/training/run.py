@@ -29,7 +29,7 @@ from lln_lab.experiments.models.checkpointing import checkpoint_layers
 from lln_lab.experiments.training.budget import Budget
 from lln_lab.experiments.training.checkpoints import newest
 from lln_lab.experiments.training.lock import held
-from lln_lab.experiments.training.stream import Held, Make, Stream
+from lln_lab.experiments.training.stream import Held, Lengths, Make, Stream
 from lln_lab.experiments.training.trainer import BudgetTrainer
 from lln_lab.experiments.training.watch import Concentration, Look, Looks, LossScale, OnStep, Progress, StepTimes
 
@@ -75,8 +75,12 @@ def train(
     keep_model: bool = False,
     on_step: OnStep | None = None,
     look: tuple[int, Look] | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Train from scratch, or from the newest checkpoint in the folder, or just read the result."""
+    """Train from scratch, or from the newest checkpoint in the folder, or just read the result.
+
+    With the `lengths` of the training items, those of like length share a batch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _same_run(run, folder)
     processes().wait_for_everyone()
@@ -88,7 +92,7 @@ def train(
     with held(folder) if processes().is_main_process else nullcontext():
         return _train(
             run, folder, build, training, Held(validation, make_validation or make), make, collate, metrics, keep_model,
-            on_step, look,
+            on_step, look, lengths,
         )  # fmt: skip
 
 
@@ -104,6 +108,7 @@ def _train(
     keep_model: bool,
     on_step: OnStep | None,
     look: tuple[int, Look] | None,
+    lengths: Sequence[int] | None,
 ) -> dict[str, Any]:
     disable_progress_bar()  # of every save; the run has one of its own
     set_seed(run.seed)
@@ -116,7 +121,13 @@ def _train(
         run.budget,
         model=model,
         args=arguments,
-        train_dataset=Stream(training, make, run.seed, run.budget.steps * run.budget.batch),
+        train_dataset=Stream(
+            training,
+            make,
+            run.seed,
+            run.budget.steps * run.budget.batch,
+            None if lengths is None else Lengths(lengths, run.budget.batch),
+        ),
         eval_dataset=held_out,
         data_collator=collate,
         compute_metrics=metrics,

@@ -2,18 +2,22 @@
 
     sample t of the run  =  make(item pi_e(t mod n), generator(seed, e, item)),    epoch e = t div n
 
-with pi_e the epoch's permutation of the n items. Nothing is drawn from a global generator, so a run that goes on from a
-checkpoint, or is spread over processes, sees what an undisturbed run sees: masks, crops and order included.
+with pi_e the epoch's permutation of the n items. Where the lengths of texts are known, pi_e puts those of like length into one
+batch, so that less of it is padding, and the batches are in random order again. Nothing is drawn from a global generator, so a
+run that goes on from a checkpoint, or is spread over processes, sees what an undisturbed run sees: masks, crops and order
+included.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 Make = Callable[[Any, torch.Generator], dict[str, Any]]
+WINDOW = 64  # batches: enough for texts of like length to meet, few enough for an epoch to stay mixed
 
 
 def generator_for(*key: int) -> torch.Generator:
@@ -22,13 +26,33 @@ def generator_for(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
+class Lengths(NamedTuple):
+    """The length of every item, and how many items are a batch."""
+
+    of_items: Sequence[int]
+    batch: int
+
+
+def alike_in_batches(order: Tensor, lengths: Lengths, random: torch.Generator) -> Tensor:
+    """The same items, sorted by length inside windows of WINDOW batches and cut into batches, whose order is drawn."""
+    batches = []
+    for window in order.split(WINDOW * lengths.batch):
+        by_length = torch.tensor([lengths.of_items[int(item)] for item in window]).argsort(stable=True)
+        batches += list(window[by_length].split(lengths.batch))
+    whole, rest = [b for b in batches if len(b) == lengths.batch], [b for b in batches if len(b) < lengths.batch]
+    drawn = [whole[int(i)] for i in torch.randperm(len(whole), generator=random)]
+    return torch.cat([*drawn, *rest])  # what does not fill a batch comes last, so that no batch is torn
+
+
 class Stream(Dataset[dict[str, Any]]):
     """`samples` samples of a run over `items`, in the order of training. Read it in sequence."""
 
-    def __init__(self, items: Sequence[Any], make: Make, seed: int, samples: int) -> None:
+    def __init__(
+        self, items: Sequence[Any], make: Make, seed: int, samples: int, lengths: Lengths | None = None
+    ) -> None:
         if len(items) == 0:
             raise ValueError("the training set is empty")
-        self.items, self.make, self.seed, self.samples = items, make, seed, samples
+        self.items, self.make, self.seed, self.samples, self.lengths = items, make, seed, samples, lengths
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -39,6 +63,8 @@ class Stream(Dataset[dict[str, Any]]):
         if epoch != self._epoch:
             order = generator_for(self.seed, epoch)
             self._epoch, self._order = epoch, torch.randperm(len(self.items), generator=order)
+            if self.lengths is not None:
+                self._order = alike_in_batches(self._order, self.lengths, order)
         item = int(self._order[within])
         return self.make(self.items[item], generator_for(self.seed, epoch, item + 1))
 

@@ -12,10 +12,11 @@ from lln.results import write_result
 from lln_cli.app import app
 from lln_lab.cli.reproduce_training import app as reproduce
 from lln_lab.evidence.ledger import entry, ledger
-from lln_lab.evidence.plan import TASKS, task
+from lln_lab.evidence.plan import OPPONENT, TASKS, task
 from lln_lab.evidence.plot import draw
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, standing
 from lln_lab.experiments.figure import save
+from lln_lab.names import name_of
 from lln_lab.pages.evidence import page
 
 
@@ -77,17 +78,36 @@ def test_several_tasks_count_by_their_mean() -> None:
     given = [run("softmax", 0, 0.8, name="sst2"), run("softmax", 0, 0.6, name="qnli"), run("lln", 0, 0.7, name="sst2")]
     found = standing(task("glue"), {"runs": [*given, run("lln", 0, 0.6, name="qnli")]})
     assert found.softmax == pytest.approx(70.0) and found.equal_steps[0].gain.mean == pytest.approx(-5.0)
+    assert found.lacks == ("a spread needs 3 seeds (there is 1)",)  # 70 % is more than halfway from 10 to 88.9
+    given = [{**r, "data": {"guessing": 0.6}} for r in given]
+    assert "needed: 74.4 %" in standing(task("glue"), {"runs": given}).lacks[1]
 
 
 def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> None:
     write_result(tmp_path / "image.json", {"runs": runs()})
     found = {each.task.name: each for each in ledger(tmp_path)}
-    assert (found["image"].done, found["image"].left) == (15, 0) and found["text"].left == 15
-    assert entry(task("glue"), None).planned == 48
+    assert (found["image"].done, found["image"].left) == (15, 3) and found["text"].left == 18  # the opponent is left
+    assert entry(task("glue"), None).planned == 60
     text = page(tmp_path)
-    assert "1 of 11 tasks have three seeds" in text and "15 of 15" in text and "0 of 15" in text
+    assert "1 of 11 tasks have three seeds" in text and "15 of 18" in text and "0 of 18" in text
     assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text
     assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
+
+
+def test_an_opponent_is_ranked_where_it_ran_and_its_seeds_hold_nobody_up(tmp_path: Path) -> None:
+    one_seed = [*runs(), run(OPPONENT, 0, 0.9)]
+    found = standing(task("image"), {"runs": one_seed})
+    assert not found.lacks and {one.attention: one.outcome for one in found.equal_steps}[OPPONENT] == OPEN
+    assert found.ranks()[OPPONENT] == 1 and found.ranks(["softmax", "lln"]) == {"softmax": 1, "lln": 2}
+    write_result(tmp_path / "image.json", {"runs": one_seed})
+    write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in _text_scores(runs())]})
+    text = " ".join(page(tmp_path).split())
+    assert "Over the 2 tasks with a verdict, at equal steps, by mean score (1 is best): LLN+Diag 1.0" in text
+    assert f"With {name_of(OPPONENT)}, where it ran (LRA Image): {name_of(OPPONENT)} 1.0, LLN+Diag 2.0" in text
+
+
+def _text_scores(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**r, "evaluation": {"accuracy": r["evaluation"]["accuracy"] + 0.3}} for r in given]
 
 
 def test_every_gain_is_drawn_with_its_interval(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`lln evidence`: softmax against linear attentions on eleven tasks, resumable."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lln_cli.out_options import folder_to_write
+
+# glibc keeps what a step has freed for the next one, in large pages, instead of giving it back to the system, from which every
+# step would fetch it again, page by page. The numbers stay the same.
+KEEP_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184"
 
 
 def evidence(
@@ -46,7 +51,8 @@ def evidence(
         given += ["--model", str(model)] if each.name == "imdb" else []
         if known is not None and (before := known / f"{each.name}.json").exists():
             given += ["--known", str(before)]
-        ended = subprocess.run([sys.executable, "-m", "lln_cli", *given], check=False).returncode
+        kept = {"GLIBC_TUNABLES": KEEP_MEMORY, **os.environ}
+        ended = subprocess.run([sys.executable, "-m", "lln_cli", *given], check=False, env=kept).returncode
         if ended:
             raise typer.Exit(ended)
         shutil.copy(out / each.name / f"{each.experiment}.json", out / f"{each.name}.json")
@@ -55,22 +61,22 @@ def evidence(
 
 def _show(folder: Path) -> None:
     from lln_lab.evidence.ledger import ledger
+    from lln_lab.evidence.plan import COMPARED
     from lln_lab.evidence.standing import Compared
     from lln_lab.names import name_of
 
     table = Table(title="Gain over softmax at equal steps", title_justify="left")
     for column in ("task", "runs", "softmax"):
         table.add_column(column)
-    names = ("lln", "lln_diag", "near_far")
-    for name in names:
+    for name in COMPARED:
         table.add_column(name_of(name), justify="right")
     for entry in ledger(folder):
         row = [entry.task.title, f"{entry.done} of {entry.planned}"]
         found = entry.standing
         if found is None:
-            table.add_row(*row, "–", "–", "–", "–")
+            table.add_row(*row, *["–"] * (1 + len(COMPARED)))
             continue
         gains: dict[str, Compared] = {one.attention: one for one in found.equal_steps}
-        told = [gains[name].gain.told(found.form) if name in gains else "–" for name in names]
+        told = [gains[name].gain.told(found.form) if name in gains else "–" for name in COMPARED]
         table.add_row(*row, f"{found.softmax:{found.form}}", *told)
     Console().print(table)

@@ -1,12 +1,15 @@
 """The eleven tasks: which command trains each, for how long, and which attentions take part.
 
 A budget is one at which softmax has learned the task, as `lln_lab.experiments.evidence` defines it. Long inputs also have
-softmax with fewer steps, `softmax#750`: as many as fit into LLN+Diag's CPU time, for a comparison at equal time.
+softmax with fewer steps, `softmax#750`: as many as fit into LLN+Diag's CPU time, for a comparison at equal time. Beside ours
+there is one opponent, the best of the other linear members in a first round (`lln_lab.evidence.first_round`).
 """
 
 from dataclasses import dataclass
 
 OURS = ("lln", "lln_diag", "near_far")
+OPPONENT = "rfa"
+COMPARED = (*OURS, OPPONENT)
 SEEDS = 3
 
 
@@ -17,7 +20,7 @@ class Task:
     length: int  # tokens of an input
     arguments: tuple[str, ...]  # of `lln reproduce`, without attentions, seeds, data and folder
     experiment: str  # the file that the command writes
-    attentions: tuple[str, ...] = ("softmax", *OURS)
+    attentions: tuple[str, ...] = ("softmax", *COMPARED)
     equal_time: int | None = None  # steps of softmax that take LLN+Diag's time
     embedded: bool = False  # generated data, whatever --data says
     note: str = ""  # what a reader of its scores should know

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lln_lab.evidence.plan import OURS
+from lln_lab.evidence.plan import COMPARED
 from lln_lab.evidence.standing import Compared, Standing
 from lln_lab.experiments.figure import legend, looks, panels
 from lln_lab.names import name_of
@@ -46,9 +46,9 @@ def _panel(axis: Axes, judged: list[Standing]) -> None:
 
 
 def _row(axis: Axes, place: int, compared: tuple[Compared, ...], filled: bool) -> None:
-    styles = looks(OURS)
+    styles = looks(COMPARED)
     for one in compared:
-        look, shift = styles[one.attention], APART * (OURS.index(one.attention) - 1)
+        look, shift = styles[one.attention], APART * (COMPARED.index(one.attention) - (len(COMPARED) - 1) / 2)
         gain = one.gain
         axis.errorbar(
             gain.mean, place + shift, xerr=[[gain.mean - gain.low], [gain.high - gain.mean]], fmt=look["marker"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from lln_lab.evidence.plan import OURS, SEEDS, Task
+from lln_lab.evidence.plan import COMPARED, OURS, SEEDS, Task
 from lln_lab.experiments.evidence import missing
 from lln_lab.experiments.fig8 import minus_loss
 from lln_lab.experiments.grid import mean_and_spread
@@ -58,9 +58,10 @@ class Standing:
     def form(self) -> str:
         return ".3f" if self.unit == "nats" else ".1f"
 
-    def ranks(self) -> dict[str, float]:
-        """1 for the best mean score; equal scores share a place."""
+    def ranks(self, names: Sequence[str] | None = None) -> dict[str, float]:
+        """1 for the best mean score of these attentions (None: all); equal scores share a place."""
         scores = {"softmax": self.softmax, **{one.attention: one.score for one in self.equal_steps}}
+        scores = {name: score for name, score in scores.items() if names is None or name in names}
         best = -1 if self.unit == "nats" else 1
         return {
             name: 1
@@ -76,7 +77,7 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
     measure = minus_loss if language else points
     common = max(run["steps"] for run in runs if run["label"] == "softmax")
     shorter = [run for run in runs if run["attention"] == "softmax" and run["steps"] < common]
-    own = [name for name in OURS if any(run["label"] == name for run in runs)]
+    own = [name for name in COMPARED if any(run["label"] == name for run in runs)]
 
     def against(other: str) -> tuple[Compared, ...]:
         return tuple(_compared(runs, name, other, measure, len(own), language) for name in own)
@@ -90,7 +91,7 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         softmax_in_time=(fmean(_score(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
         equal_time=against(shorter[0]["label"]) if shorter else (),
         minutes={label: _minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
-        lacks=tuple(missing(runs, runs[0]["task"], ["softmax", *own])),
+        lacks=tuple(missing(runs, runs[0]["task"], ["softmax", *(name for name in own if name in OURS)])),
     )
 
 
@@ -104,7 +105,8 @@ def _one_task(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         same = [r for r in runs if (r["label"], r["seed"]) == (first["label"], first["seed"])]
         if len(same) == len(tasks):
             score = fmean(points(r) / 100 for r in same)
-            merged.append({**first, "task": "+".join(tasks), "evaluation": {"accuracy": score}})
+            guessing = {**first["data"], "guessing": fmean(r["data"]["guessing"] for r in same)}
+            merged.append({**first, "task": "+".join(tasks), "evaluation": {"accuracy": score}, "data": guessing})
     return merged
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from lln_lab.evidence.first_round import FILES, best_of_the_others, first_round
 from lln_lab.evidence.ledger import Entry, ledger
-from lln_lab.evidence.plan import OURS, SEEDS
+from lln_lab.evidence.plan import COMPARED, OPPONENT, SEEDS
 from lln_lab.evidence.plot import draw
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing
 from lln_lab.experiments.figure import save
@@ -22,7 +22,7 @@ The same small models, trained from scratch with softmax, LLN, LLN+Diag and [nea
 order, budget, initialisation and number of weights, three seeds. Everything ran at CPU size and says nothing about large
 models.
 
-Numbers in brackets are 95 % intervals of the difference to softmax with the same seed, widened for the three attentions
+Numbers in brackets are 95 % intervals of the difference to softmax with the same seed, widened for the number of attentions
 compared on a task (Bonferroni). **Ahead** and **behind** mean that the interval excludes zero; everything else is *not
 behind*, which with three seeds is a weak statement: look at the width of the interval.
 """
@@ -62,7 +62,7 @@ def in_short(judged: list[Standing], planned: int) -> list[str]:
         f"{len(judged)} of {planned} tasks have three seeds and a softmax that has learned.",
         "",
     ]
-    for name in OURS:
+    for name in COMPARED:
         at_steps = [one for each in judged for one in each.equal_steps if one.attention == name]
         at_time = [one for each in judged for one in each.equal_time if one.attention == name]
         told = f"- **{name_of(name)}**: at equal steps {_counted(at_steps)}"
@@ -94,7 +94,7 @@ def equal_time(entries: list[Entry]) -> list[str]:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    head = ["task", "tokens", "steps of softmax", "softmax", *map(name_of, OURS)]
+    head = ["task", "tokens", "steps of softmax", "softmax", *map(name_of, COMPARED)]
     return [
         "| " + " | ".join(head) + " |",
         "| --- |" + " ---: |" * (len(head) - 1),
@@ -106,7 +106,7 @@ def _table(rows: list[list[str]]) -> list[str]:
 def _row(found: Standing, softmax: float, steps: int, compared: tuple[Compared, ...]) -> list[str]:
     of = {one.attention: one for one in compared}
     cells = [found.task.title + _lacking(found), f"{found.task.length:,}", f"{steps:,}", f"{softmax:{found.form}}"]
-    return cells + [_cell(of[name], found) if name in of else "–" for name in OURS]
+    return cells + [_cell(of[name], found) if name in of else "–" for name in COMPARED]
 
 
 def _lacking(found: Standing) -> str:
@@ -119,18 +119,25 @@ def _cell(one: Compared, found: Standing) -> str:
 
 
 def ranks(judged: list[Standing]) -> list[str]:
+    """Over all tasks with a verdict, and over those on which the opponent ran, too."""
     if len(judged) < 2:
         return []
-    found = [each.ranks() for each in judged]
-    names = [name for name in ("softmax", *OURS) if all(name in each for each in found)]
-    means = sorted((fmean(each[name] for each in found), name) for name in names)
-    told = ", ".join(f"{name_of(name)} {mean:.1f}" for mean, name in means)
-    return [
-        "## Mean rank",
-        "",
-        f"Over the {len(judged)} tasks with a verdict, at equal steps, by mean score (1 is best): {told}.",
-        "",
+    with_opponent = [each for each in judged if OPPONENT in each.ranks()]
+    lines = [
+        f"Over the {len(judged)} tasks with a verdict, at equal steps, by mean score (1 is best): {_mean_ranks(judged)}."
     ]
+    if with_opponent and len(with_opponent) < len(judged):
+        tasks = ", ".join(each.task.title for each in with_opponent)
+        lines += ["", f"With {name_of(OPPONENT)}, where it ran ({tasks}): {_mean_ranks(with_opponent)}."]
+    return ["## Mean rank", "", *lines, ""]
+
+
+def _mean_ranks(judged: list[Standing]) -> str:
+    """Of those who ran on all of the tasks, among themselves, best first."""
+    names = [name for name in ("softmax", *COMPARED) if all(name in each.ranks() for each in judged)]
+    found = [each.ranks(names) for each in judged]
+    means = sorted((fmean(each[name] for each in found), name) for name in names)
+    return ", ".join(f"{name_of(name)} {mean:.1f}" for mean, name in means)
 
 
 def short_runs(results: Path) -> list[str]:

@@ -131,9 +131,10 @@ class _Match:
         return results
 
     def _large_tile(self) -> dict[str, int]:
-        """Rows and keys at a time, and warps: large tiles spill on sm_80 (larger heads) and sm_100, few warps on sm_90."""
-        small = self.dim > 64 or target_for(self.x.q.device) == "sm_100"
-        return {"TILE": TILE // 2, "num_warps": 8} if small else {"TILE": TILE, "num_warps": 4}
+        """Rows and keys at a time, and warps: what does not spill. Large tiles do with larger heads, and on sm_100."""
+        if self.dim > 64:
+            return {"TILE": TILE // 2, "num_warps": 8}
+        return {"TILE": TILE // 2 if target_for(self.x.q.device) == "sm_100" else TILE, "num_warps": 4}
 
     def _places(self, size: Size, top: int) -> tuple[Tensor, Tensor]:
         """For the places of drawn keys, and their weights."""

@@ -91,6 +91,7 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     text = page(tmp_path)
     assert "1 of 11 tasks have three seeds" in text and "15 of 18" in text and "0 of 18" in text
     assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text
+    assert "| LRA Image | 2,000 | 10.0 | 37.2 | 34.0 | 88 % |" in text  # (34 - 10) / (37.2 - 10)
     assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
 
 

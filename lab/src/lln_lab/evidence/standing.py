@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lln_lab.evidence.plan import COMPARED, OURS, SEEDS, Task
-from lln_lab.experiments.evidence import missing
+from lln_lab.experiments.evidence import level_of, missing
 from lln_lab.experiments.fig8 import minus_loss
 from lln_lab.experiments.grid import mean_and_spread
 from lln_lab.experiments.pairs import Gain, gain, gains
@@ -53,6 +53,8 @@ class Standing:
     equal_time: tuple[Compared, ...]
     minutes: dict[str, float]  # CPU minutes of a run by label, mean over seeds
     lacks: tuple[str, ...]  # what a verdict needs and the runs do not have
+    guessing: float | None = None  # the score of who has learned nothing, where it was recorded
+    level: float | None = None  # that of who has learned the task, where there is one
 
     @property
     def form(self) -> str:
@@ -82,6 +84,8 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
     def against(other: str) -> tuple[Compared, ...]:
         return tuple(_compared(runs, name, other, measure, len(own), language) for name in own)
 
+    guess = runs[0].get("data", {}).get("guessing")
+    level = level_of(runs[0]["task"], guess)
     return Standing(
         task=task,
         unit="nats" if language else "%",
@@ -92,6 +96,8 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         equal_time=against(shorter[0]["label"]) if shorter else (),
         minutes={label: _minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
         lacks=tuple(missing(runs, runs[0]["task"], ["softmax", *(name for name in own if name in OURS)])),
+        guessing=None if guess is None else guess * (1 if language else 100),
+        level=None if level is None else level * (1 if language else 100),
     )
 
 

@@ -71,25 +71,34 @@ def _learning(results: Sequence[Mapping[str, Any]], task: str, learner: str) -> 
     if guess is None:
         return [f"the accuracy of guessing was not recorded, so it is unknown whether {learner} has learned"]
     if task in LANGUAGE:
-        reached, needed = mean_and_spread([r["evaluation"]["loss"] for r in results])[0], guess - NATS
+        reached, needed = mean_and_spread([r["evaluation"]["loss"] for r in results])[0], float(guess) - NATS
         if math.isnan(reached) or reached > needed:
             told = f"loss {reached:.3f}; needed: {needed:.3f}, {NATS} below guessing by frequency"
             return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
         return []
-    parts = task.split("+")
-    if task not in OUR_SOFTMAX and not all(part in PAPER_SOFTMAX for part in parts):
+    level = level_of(task, guess)
+    if level is None:
         return ["the paper reports no softmax score for this task"]
     reached = mean_and_spread([_score(r) for r in results])[0]
     if task in OUR_SOFTMAX:
-        needed, why = OUR_SOFTMAX[task], "chosen for a task that the paper does not have"
+        needed, why = level, "chosen for a task that the paper does not have"
     else:
-        paper = fmean(PAPER_SOFTMAX[part] for part in parts)
-        needed = guess + (paper - guess) / 2
-        why = f"halfway from guessing, {100 * guess:.1f} %, to the paper's {100 * paper:.1f} %"
+        needed = guess + (level - guess) / 2
+        why = f"halfway from guessing, {100 * guess:.1f} %, to the paper's {100 * level:.1f} %"
     if math.isnan(reached) or reached < needed:
         told = f"{100 * reached:.1f} %; needed: {100 * needed:.1f} %, {why}"
         return [f"{learner} has not learned in {results[0]['steps']:,} steps ({told})"]
     return []
+
+
+def level_of(task: str, guess: float | None) -> float | None:
+    """The score of a softmax that has learned the task: the paper's, or ours; None where there is neither."""
+    if task in LANGUAGE:
+        return None if guess is None else guess - NATS
+    if task in OUR_SOFTMAX:
+        return OUR_SOFTMAX[task]
+    parts = task.split("+")
+    return fmean(PAPER_SOFTMAX[part] for part in parts) if all(part in PAPER_SOFTMAX for part in parts) else None
 
 
 def _score(result: Mapping[str, Any]) -> float:

@@ -18,9 +18,9 @@ from lln_lab.pages.tables import minus
 HEAD = """<!-- Made from the JSON in docs/results/evidence by `python -m lln_lab.pages.evidence docs`; do not edit. -->
 # Softmax against linear attention, task by task
 
-The same small models, trained from scratch with softmax, LLN, LLN+Diag and [near-far attention](near-far.md): same data
-order, budget, initialisation and number of weights, three seeds. Everything ran at CPU size and says nothing about large
-models.
+The same small models, trained from scratch with softmax, LLN, LLN+Diag, [near-far attention](near-far.md) and the best of the
+[other linear members](#a-first-round-over-all-members): same data order, budget, initialisation and number of weights but the
+few that an attention learns itself, three seeds. Everything ran at CPU size and says nothing about large models.
 
 Numbers in brackets are 95 % intervals of the difference to softmax with the same seed, widened for the number of attentions
 compared on a task (Bonferroni). **Ahead** and **behind** mean that the interval excludes zero; everything else is *not
@@ -48,7 +48,7 @@ def page(folder: Path) -> str:
     entries = ledger(folder)
     judged = verdicts(entries)
     lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries), *ranks(judged)]
-    lines += [*short_runs(folder.parent), *what_ran(entries)]
+    lines += [*learned(entries), *short_runs(folder.parent), *what_ran(entries)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -138,6 +138,32 @@ def _mean_ranks(judged: list[Standing]) -> str:
     found = [each.ranks(names) for each in judged]
     means = sorted((fmean(each[name] for each in found), name) for name in names)
     return ", ".join(f"{name_of(name)} {mean:.1f}" for mean, name in means)
+
+
+def learned(entries: list[Entry]) -> list[str]:
+    """How far softmax has come in each budget: a comparison before it has learned says nothing."""
+    rows = []
+    for found in (entry.standing for entry in entries if entry.standing):
+        guess, level, form = found.guessing, found.level, found.form
+        if guess is None or level is None:
+            continue
+        way = (found.softmax - guess) / (level - guess)
+        cells = [found.task.title, f"{found.steps:,}", *(f"{x:{form}}" for x in (guess, level, found.softmax))]
+        rows.append("| " + " | ".join([*cells, f"{100 * way:.0f} %"]) + " |")
+    if not rows:
+        return []
+    return [
+        "## Has softmax learned?",
+        "",
+        "Guessing names the most frequent class, or each token by its frequency. The level is the paper's score of softmax; on "
+        "tasks that the paper has no score for it is ours, half a nat below guessing for language models. A verdict asks for half "
+        "of the way to the paper's score, and for all of the way to ours.",
+        "",
+        "| task | steps | guessing | level | softmax | of the way |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *rows,
+        "",
+    ]
 
 
 def short_runs(results: Path) -> list[str]:

@@ -156,8 +156,8 @@ def learned(entries: list[Entry]) -> list[str]:
         "## Has softmax learned?",
         "",
         "Guessing names the most frequent class, or each token by its frequency. The level is the paper's score of softmax; on "
-        "tasks that the paper has no score for it is ours, half a nat below guessing for language models. A verdict asks for half "
-        "of the way to the paper's score, and for all of the way to ours.",
+        "tasks that the paper has no score for it is ours, half a nat below guessing for language models. A verdict asks for "
+        "half of the way to the paper's score, and for all of the way to ours.",
         "",
         "| task | steps | guessing | level | softmax | of the way |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

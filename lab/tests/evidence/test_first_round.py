@@ -7,7 +7,10 @@ import pytest
 
 from lln.results import write_result
 from lln_lab.evidence.first_round import best_of_the_others, first_round
+from lln_lab.evidence.plan import OPPONENT
 from lln_lab.pages.evidence import short_runs
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
 def run(attention: str, task: str, accuracy: float, seed: int = 0, steps: int = 300) -> dict[str, Any]:
@@ -47,3 +50,7 @@ def test_runs_of_different_length_are_not_compared(tmp_path: Path) -> None:
     write(tmp_path, "lra_rivals.json", run("mala", "text", 0.9, steps=600))
     with pytest.raises(ValueError, match="lra_rivals.json: text ran with .600"):
         first_round(tmp_path)
+
+
+def test_the_opponent_of_the_long_runs_is_the_one_that_the_committed_round_chose() -> None:
+    assert best_of_the_others(first_round(RESULTS)) == OPPONENT

@@ -8,7 +8,7 @@ there is one opponent, the best of the other linear members in a first round (`l
 from dataclasses import dataclass
 
 OURS = ("lln", "lln_diag", "near_far")
-OPPONENT = "rfa"
+OPPONENT = "mala"
 COMPARED = (*OURS, OPPONENT)
 SEEDS = 3
 

@@ -37,6 +37,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     (one, evaluated), (two, evaluated_too) = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(one) == 4 and two == pytest.approx(one, rel=2e-5)
     assert evaluated_too == pytest.approx(evaluated, rel=2e-5)
+    assert [(tmp_path / "two" / f"group-{rank}").read_text() for rank in (0, 1)] == ["left", "left"]
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")

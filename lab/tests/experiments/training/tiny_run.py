@@ -4,6 +4,7 @@ With `kill-in-save N` the process sends itself SIGKILL in the middle of saving c
 optimiser's state is not.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -47,7 +48,14 @@ def kill_in_save(number: int) -> None:
     checkpoints.CheckpointedTrainer._save_optimizer_and_scheduler = killed  # type: ignore[method-assign]
 
 
+def tell_at_exit(folder: Path) -> None:
+    """Write whether the process group is still there when Python shuts down."""
+    told = folder / f"group-{os.environ.get('RANK', '0')}"
+    atexit.register(lambda: told.write_text("there" if torch.distributed.is_initialized() else "left"))
+
+
 if __name__ == "__main__":
+    tell_at_exit(Path(sys.argv[1]))  # what is registered first runs last
     if sys.argv[2:3] == ["kill-in-save"]:
         kill_in_save(int(sys.argv[3]))
     dropout = float(sys.argv[3]) if sys.argv[2:3] == ["dropout"] else SIZE.dropout

@@ -8,12 +8,14 @@
 Under torchrun or accelerate the same run is spread over the processes, with the same batches.
 """
 
+import atexit
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +203,17 @@ def _arguments(run: Run, folder: Path) -> TrainingArguments:
 
 def processes() -> PartialState:
     """How many there are and which one this is, under torchrun, accelerate or alone."""
-    return PartialState(cpu=not torch.cuda.is_available())
+    state = PartialState(cpu=not torch.cuda.is_available())
+    if state.num_processes > 1:
+        _leave_at_exit()
+    return state
+
+
+@cache
+def _leave_at_exit() -> None:
+    """End the process group while Python still runs: a thread of gloo that wants the interpreter after it has begun to shut
+    down aborts the process, and a run that is over looks failed."""
+    atexit.register(PartialState().destroy_process_group)
 
 
 def _same_run(run: Run, folder: Path) -> None:

@@ -211,9 +211,18 @@ def processes() -> PartialState:
 
 @cache
 def _leave_at_exit() -> None:
-    """End the process group while Python still runs: a thread of gloo that wants the interpreter after it has begun to shut
-    down aborts the process, and a run that is over looks failed."""
-    atexit.register(PartialState().destroy_process_group)
+    """End the process group while Python still runs.
+
+    A thread of gloo needs the interpreter to drop the last tensors that it sent. Once Python shuts down there is none, the
+    process aborts, and a run that is over looks failed. DistributedDataParallel keeps the threads alive beyond the group, so
+    they cannot be joined; they get a moment.
+    """
+
+    def leave() -> None:
+        PartialState().destroy_process_group()
+        time.sleep(0.1)
+
+    atexit.register(leave)
 
 
 def _same_run(run: Run, folder: Path) -> None:

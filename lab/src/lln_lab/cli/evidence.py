@@ -30,7 +30,7 @@ def evidence(
     out: Annotated[Path, folder_to_write("Folder for runs and results.")] = Path("runs/evidence"),
     list_: Annotated[bool, typer.Option("--list", help="Show what has run and what is left, and stop.")] = False,
 ) -> None:
-    """Train softmax, LLN, LLN+Diag and near-far attention on eleven tasks. Resumes if interrupted."""
+    """Train softmax, LLN, LLN+Diag, near-far attention and the best other one on eleven tasks. Resumes if interrupted."""
     from lln_lab.evidence.plan import SEEDS, TASKS
     from lln_lab.evidence.plan import task as named
 

@@ -1,6 +1,8 @@
 """TabPFN's model on tiny random weights: what rows see, conversion, distillation, and the command's numbers."""
 
 import copy
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 import lln
 from lln_lab.tabular.distil import Plan as DistillationPlan
-from lln_lab.tabular.distil import drawn_tasks, end_loss, layer_loss
+from lln_lab.tabular.distil import distil, drawn_tasks, end_loss, layer_loss
 from lln_lab.tabular.measure import Plan, run
 from lln_lab.tabular.model import Sizes, TabPFN, classify, from_checkpoint, standardised
 
@@ -82,8 +84,26 @@ def test_the_numbers_of_the_command(model: TabPFN) -> None:
     result = run(model, plan, lambda line: None)
     assert set(result["accuracy"]) == {"softmax", "converted", "distilled"}
     assert min(result["steps"].values()) > 0 and result["long_table"]["rows"] == 2000
-    assert result["losses"]["layers"][-1] < result["losses"]["layers"][0] * 1.05
+    assert set(result["losses"]) == set(result["steps"]) == {"layers", "end"}
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())  # the teacher stays as it was
+
+
+@pytest.mark.parametrize(("share", "loss"), [(1.0, layer_loss), (0.0, end_loss)])
+def test_each_stage_of_distilling_lowers_its_own_loss_on_tasks_not_seen(
+    model: TabPFN, share: float, loss: Callable[..., torch.Tensor]
+) -> None:
+    """A clock that ticks once a step: as many steps on every machine."""
+    student = linear(model)
+    plan = DistillationPlan(60.0, layer_share=share, rows=64, learning_rate=2e-3, end_learning_rate=1e-3)
+    unseen = list(itertools.islice(drawn_tasks(64, seed=5), 8))
+
+    def told() -> float:
+        return sum(float(loss(model, student, *task).detach()) for task in unseen)
+
+    before = told()
+    losses = distil(model, student, plan, clock=itertools.count().__next__)
+    assert {name: len(values) for name, values in losses.items()} == {"layers": 59 * share, "end": 59 * (1 - share)}
+    assert told() < 0.96 * before
 
 
 def test_distilling_layer_by_layer_brings_attention_nearer(model: TabPFN) -> None:

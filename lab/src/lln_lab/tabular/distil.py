@@ -31,19 +31,22 @@ class Plan:
     seed: int = 0
 
 
-def distil(teacher: TabPFN, student: TabPFN, plan: Plan) -> dict[str, list[float]]:
-    """Train the student in place; the losses of both stages, step by step."""
+def distil(
+    teacher: TabPFN, student: TabPFN, plan: Plan, clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """Train the student in place; the losses of both stages, step by step. The clock tells the time spent, in seconds."""
     learning = [x for layer in student.layers for x in layer.self_attn.parameters()]  # type: ignore[union-attr]
     student.requires_grad_(False)
     for x in learning:
         x.requires_grad_(True)
     tasks = drawn_tasks(plan.rows, plan.seed)
     first = plan.seconds * plan.layer_share
+    last = plan.seconds - first
     losses = {
-        "layers": _train(learning, plan.learning_rate, first, lambda: layer_loss(teacher, student, *next(tasks))),
-        "end": _train(
-            learning, plan.end_learning_rate, plan.seconds - first, lambda: end_loss(teacher, student, *next(tasks))
+        "layers": _train(
+            learning, plan.learning_rate, first, clock, lambda: layer_loss(teacher, student, *next(tasks))
         ),
+        "end": _train(learning, plan.end_learning_rate, last, clock, lambda: end_loss(teacher, student, *next(tasks))),
     }
     student.requires_grad_(False)
     return losses
@@ -87,12 +90,18 @@ def drawn_tasks(rows: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
             yield standardised(x, training)[None], y[None]
 
 
-def _train(learning: list[Tensor], rate: float, seconds: float, loss_of_next: Callable[[], Tensor]) -> list[float]:
+def _train(
+    learning: list[Tensor],
+    rate: float,
+    seconds: float,
+    clock: Callable[[], float],
+    loss_of_next: Callable[[], Tensor],
+) -> list[float]:
     """Adam, its rate going to zero along a half cosine as the time runs out."""
     optimiser = torch.optim.Adam(learning, lr=rate, betas=(0.9, 0.95))
     losses: list[float] = []
-    start = time.process_time()
-    while (spent := (time.process_time() - start) / max(seconds, 1e-9)) < 1:
+    start = clock()
+    while (spent := (clock() - start) / max(seconds, 1e-9)) < 1:
         optimiser.param_groups[0]["lr"] = rate * min(1.0, (len(losses) + 1) / 10) * (1 + math.cos(math.pi * spent)) / 2
         loss = loss_of_next()
         optimiser.zero_grad()

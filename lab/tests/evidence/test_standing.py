@@ -95,6 +95,25 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
 
 
+def test_one_of_ours_without_its_seeds_is_open_and_holds_nobody_up(tmp_path: Path) -> None:
+    given = [r for r in runs() if r["label"] != "lln" or r["seed"] == 0]
+    found = standing(task("image"), {"runs": given})
+    assert not found.lacks and not found.complete and standing(task("image"), {"runs": runs()}).complete
+    outcomes = {one.attention: one.outcome for one in found.equal_steps}
+    assert outcomes == {"lln": OPEN, "lln_diag": AHEAD, "near_far": ALIKE}
+    for name in ("image", "text"):
+        write_result(tmp_path / f"{name}.json", {"runs": [{**r, "task": name} for r in _text_scores(given)]})
+    assert "Mean rank" not in page(tmp_path)
+
+
+def test_a_run_resumed_after_its_last_step_counts_as_long_as_its_other_seeds() -> None:
+    timed = entry(task("image"), {"runs": runs()})
+    untimed = [{**r, "cpu_seconds_per_step": r["cpu_seconds_per_step"] if r["seed"] else None} for r in runs()]
+    found = entry(task("image"), {"runs": untimed})
+    assert found.minutes == pytest.approx(timed.minutes) and found.standing is not None and timed.standing is not None
+    assert found.standing.minutes == pytest.approx(timed.standing.minutes)
+
+
 def test_an_opponent_is_ranked_where_it_ran_and_its_seeds_hold_nobody_up(tmp_path: Path) -> None:
     one_seed = [*runs(), run(OPPONENT, 0, 0.9)]
     found = standing(task("image"), {"runs": one_seed})
@@ -103,7 +122,10 @@ def test_an_opponent_is_ranked_where_it_ran_and_its_seeds_hold_nobody_up(tmp_pat
     write_result(tmp_path / "image.json", {"runs": one_seed})
     write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in _text_scores(runs())]})
     text = " ".join(page(tmp_path).split())
-    assert "Over the 2 tasks with a verdict, at equal steps, by mean score (1 is best): LLN+Diag 1.0" in text
+    assert (
+        "Over the 2 tasks with a verdict on each of ours, at equal steps, by mean score (1 is best): LLN+Diag 1.0"
+        in text
+    )
     assert f"With {name_of(OPPONENT)}, where it ran (LRA Image): {name_of(OPPONENT)} 1.0, LLN+Diag 2.0" in text
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lln_lab.evidence.plan import SEEDS, TASKS, Task
-from lln_lab.evidence.standing import Standing, standing
+from lln_lab.evidence.standing import Standing, minutes, standing
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def entry(task: Task, found: dict[str, Any] | None) -> Entry:
     if found is None:
         return Entry(task, 0, planned, 0.0, None)
     runs = found["runs"]
-    minutes = sum(run["cpu_seconds_per_step"] * run["steps"] / 60 for run in runs)
+    spent = sum(minutes(runs, run["label"]) for run in runs)
     trained = any(run["label"] == "softmax" for run in runs)
-    return Entry(task, len(runs), planned, minutes, standing(task, found) if trained else None)
+    return Entry(task, len(runs), planned, spent, standing(task, found) if trained else None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -57,6 +57,11 @@ class Standing:
     level: float | None = None  # that of who has learned the task, where there is one
 
     @property
+    def complete(self) -> bool:
+        """Whether each of ours has all its seeds."""
+        return set(OURS) <= {one.attention for one in self.equal_steps if one.seeds >= SEEDS}
+
+    @property
     def form(self) -> str:
         return ".3f" if self.unit == "nats" else ".1f"
 
@@ -80,6 +85,8 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
     common = max(run["steps"] for run in runs if run["label"] == "softmax")
     shorter = [run for run in runs if run["attention"] == "softmax" and run["steps"] < common]
     own = [name for name in COMPARED if any(run["label"] == name for run in runs)]
+    ours = [name for name in own if name in OURS]
+    with_seeds = [name for name in ours if len({run["seed"] for run in runs if run["label"] == name}) >= SEEDS]
 
     def against(other: str) -> tuple[Compared, ...]:
         return tuple(_compared(runs, name, other, measure, len(own), language) for name in own)
@@ -94,8 +101,10 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         equal_steps=against("softmax"),
         softmax_in_time=(fmean(_score(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
         equal_time=against(shorter[0]["label"]) if shorter else (),
-        minutes={label: _minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
-        lacks=tuple(missing(runs, runs[0]["task"], ["softmax", *(name for name in own if name in OURS)])),
+        minutes={label: minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
+        lacks=tuple(
+            missing(runs, runs[0]["task"], ["softmax", *(with_seeds or ours)])
+        ),  # others are open by themselves
         guessing=None if guess is None else guess * (1 if language else 100),
         level=None if level is None else level * (1 if language else 100),
     )
@@ -128,5 +137,7 @@ def _score(run: dict[str, Any], language: bool) -> float:
     return float(run["evaluation"]["loss"]) if language else points(run)
 
 
-def _minutes(runs: Sequence[dict[str, Any]], label: str) -> float:
-    return fmean(r["cpu_seconds_per_step"] * r["steps"] / 60 for r in runs if r["label"] == label)
+def minutes(runs: Sequence[dict[str, Any]], label: str) -> float:
+    """CPU minutes of one run, over seeds. A run resumed after its last step has no time of its own."""
+    own = [r for r in runs if r["label"] == label and r["cpu_seconds_per_step"] is not None]
+    return fmean(r["cpu_seconds_per_step"] * r["steps"] / 60 for r in own) if own else 0.0

@@ -119,12 +119,14 @@ def _cell(one: Compared, found: Standing) -> str:
 
 
 def ranks(judged: list[Standing]) -> list[str]:
-    """Over all tasks with a verdict, and over those on which the opponent ran, too."""
+    """Over the tasks with a verdict on each of ours, and over those on which the opponent ran, too."""
+    judged = [each for each in judged if each.complete]
     if len(judged) < 2:
         return []
     with_opponent = [each for each in judged if OPPONENT in each.ranks()]
     lines = [
-        f"Over the {len(judged)} tasks with a verdict, at equal steps, by mean score (1 is best): {_mean_ranks(judged)}."
+        f"Over the {len(judged)} tasks with a verdict on each of ours, at equal steps, by mean score (1 is best): "
+        f"{_mean_ranks(judged)}."
     ]
     if with_opponent and len(with_opponent) < len(judged):
         tasks = ", ".join(each.task.title for each in with_opponent)

@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python 3.11.5+, pip, make, git and g++: `make demo` and `make test`.
+# Two commands do everything on a machine with Python 3.11+, pip, make, git and g++: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -70,9 +70,9 @@ class MultiHead(nn.Module):
         embed, heads = self.shape.embed_dim, self.shape.num_heads
         if context is None:
             projected = self.project_in(x).unflatten(2, (-1, heads, self.shape.head_dim))  # (B, N, 2 or 3, H, D)
-            parts = projected.permute(2, 0, 3, 1, 4)
+            parts = projected.permute(2, 0, 3, 1, 4).unbind()
             return parts[0], parts[-2], parts[-1]
         weight, bias = self.project_in.weight, self.project_in.bias
         q = F.linear(x, weight[:embed], bias[:embed]).unflatten(2, (heads, -1)).transpose(1, 2)
-        kv = F.linear(context, weight[embed:], bias[embed:]).unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4)
-        return q, kv[0], kv[1]
+        kv = F.linear(context, weight[embed:], bias[embed:]).unflatten(2, (2, heads, -1))
+        return q, *kv.permute(2, 0, 3, 1, 4).unbind()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, PreTrainedTokenizerFast
+from transformers import DistilBertConfig, DistilBertModel
 from typer.testing import CliRunner
 
 import lln_lab.data
@@ -18,24 +17,15 @@ from lln_lab.experiments.contestants import parse
 from lln_lab.experiments.evidence import missing
 from lln_lab.experiments.models.pretrained import PooledClassifier, read_encoder, stretch
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-POSITIONS = 96
+from .tiny_encoder import POSITIONS, write_encoder
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of 96 positions and a tokenizer of the generated reviews' words."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-encoder"
+    """An encoder and a tokenizer of the generated reviews' words."""
     rows = lln_lab.data.load("lra/text", limit=40).train
     texts = [bytes((rows[i]["input_ids"] - 1).tolist()).decode() for i in range(len(rows))]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted({word for text in texts for word in text.split()})]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(words), max_position_embeddings=POSITIONS, **SHAPE)
-    BertModel(config).save_pretrained(folder)
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("models") / "tiny-encoder", texts)
 
 
 def invoke(*arguments: str, expected: int = 0) -> str:

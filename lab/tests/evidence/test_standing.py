@@ -1,5 +1,6 @@
 """The standing of a task from its runs: differences seed by seed, equal time, ranks, and what is still missing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, standing
 from lln_lab.experiments.figure import save
 from lln_lab.names import name_of
 from lln_lab.pages.evidence import page
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "evidence"
 
 
 def run(label: str, seed: int, accuracy: float, steps: int = 2000, name: str = "image") -> dict[str, Any]:
@@ -87,7 +90,7 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     write_result(tmp_path / "image.json", {"runs": runs()})
     found = {each.task.name: each for each in ledger(tmp_path)}
     assert (found["image"].done, found["image"].left) == (15, 3) and found["text"].left == 18  # the opponent is left
-    assert entry(task("glue"), None).planned == 60
+    assert entry(task("glue"), None).planned == 36
     text = page(tmp_path)
     assert "1 of 11 tasks have three seeds" in text and "15 of 18" in text and "0 of 18" in text
     assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text
@@ -153,12 +156,22 @@ def _ends(bar: ErrorbarContainer) -> tuple[float, float, float]:
 def test_a_planned_command_is_one_that_exists(planned: Any) -> None:
     group: Any = typer.main.get_command(reproduce)
     _, name, *arguments = planned.command()
-    more = ["--model", "."] if name == "imdb" else []
+    more = ["--model", "."] if planned.converts else []
     context = group.commands[name].make_context(name, [*arguments, *more])
     assert context.params["seeds"] == 3
 
 
+@pytest.mark.parametrize("planned", TASKS, ids=lambda each: each.name)
+def test_a_planned_length_is_that_of_the_models_that_ran(planned: Any) -> None:
+    path = RESULTS / f"{planned.name}.json"
+    if not path.exists():
+        pytest.skip(f"{planned.name} has not run yet")
+    for model in (each["model"] for each in json.loads(path.read_text())["runs"]):
+        patches = (model["picture"] // model["patch"]) ** 2 + 1 if "picture" in model else None
+        assert planned.length == (patches or model["length"])
+
+
 def test_unknown_tasks_and_a_missing_model_are_refused_in_words() -> None:
-    for arguments, told in ((["--task", "imge"], "choose from: image, mlm"), (["--task", "imdb"], "give its folder")):
+    for arguments, told in ((["--task", "imge"], "choose from: image, mlm"), (["--task", "glue"], "give its folder")):
         result = CliRunner().invoke(app, ["evidence", *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == 2 and told in " ".join(result.output.split())

@@ -21,7 +21,9 @@ KEEP_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:gli
 def evidence(
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
     data: Annotated[str | None, typer.Option(help="Folder with the data sets; default: built-in data.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Folder of the encoder that the task imdb converts.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the encoder that the tasks glue and imdb convert.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: three.")] = None,
     known: Annotated[
         Path | None,
@@ -39,16 +41,16 @@ def evidence(
         _show(known or out)
         return
     for each in chosen:
-        if each.name == "imdb" and model is None:
+        if each.converts and model is None:
             if task:
                 raise typer.BadParameter(
-                    "the task imdb converts a pretrained encoder: give its folder", param_hint="--model"
+                    f"the task {each.name} converts a pretrained encoder: give its folder", param_hint="--model"
                 )
-            Console().print("imdb left out: it needs --model", highlight=False)
+            Console().print(f"{each.name} left out: it needs --model", highlight=False)
             continue
         given = [*each.command(seeds or SEEDS), "--out", str(out / each.name)]
         given += ["--data", data] if data and not each.embedded else []
-        given += ["--model", str(model)] if each.name == "imdb" else []
+        given += ["--model", str(model)] if each.converts else []
         if known is not None and (before := known / f"{each.name}.json").exists():
             given += ["--known", str(before)]
         kept = {"GLIBC_TUNABLES": KEEP_MEMORY, **os.environ}

@@ -79,8 +79,15 @@ def table1(
     pretraining_steps: PretrainingStepsOption = None,
     pretraining_accumulate: PretrainingPiecesOption = None,
     tokenizer: TokenizerOption = None,
+    model: ModelOption = None,
 ) -> None:
-    """Table 1: GLUE after pre-training, mean and spread over seeds."""
+    """Table 1: GLUE after pre-training, mean and spread over seeds. With --model, after somebody else's."""
+    if model is not None:
+        ours = (corpus, pretrained, pretraining_steps, pretraining_accumulate, tokenizer)
+        if any(option is not None for option in ours):
+            raise ValueError("--model brings its own pre-training and tokenizer: options of ours do not go with it")
+        _table1_encoder(choice, model, tuple(task or ()))
+        return
     from lln_lab.experiments import table1 as experiment
 
     settings = choice.settings(experiment.PRESETS, tasks=tuple(task or ()))
@@ -93,6 +100,19 @@ def table1(
     )
     settings = replace(settings, pretraining=pretraining)
     _run("table1", choice, experiment, settings, corpus=corpus, pretrained=pretrained, tokenizer=tokenizer)
+
+
+def _table1_encoder(choice: Choice, model: str, tasks: tuple[str, ...]) -> None:
+    quiet_libraries()  # who loads an encoder without its pooler is told so, at length
+    from lln_lab.experiments import table1_encoder as experiment
+
+    if choice.preset is Preset.paper or PAPERS in (choice.attention or ()):
+        raise ValueError("the paper has no pretrained encoder of others: --preset cpu, and attentions by name")
+    settings = choice.settings(experiment.PRESETS, tasks=tasks)
+    if choice.check:
+        check(lambda: experiment.planned(settings, model))
+        return
+    _run("table1", choice, experiment, settings, model=model)
 
 
 def table3(choice: Choice, *, task: PicturesOption = "dogs_vs_cats") -> None:

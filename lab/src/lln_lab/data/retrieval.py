@@ -27,7 +27,8 @@ class Retrieval:
 
     def embedded(self, seed: int) -> TaskData:
         train, validation = splits(self._row, seed, 50_000, 2_000)
-        source = f"embedded (generated, not AAN: articles that share one of {long_texts.TOPICS} topics or do not)"
+        share = f"{100 * long_texts.TOPIC_SHARE:.0f} % of the words from one of {long_texts.TOPICS} topics"
+        source = f"embedded (generated, not AAN: two articles with {share}, the same or not)"
         return TaskData(self.name, source, train, validation, 2, VOCABULARY)
 
     def directory(self, folder: Path, cache: Path) -> TaskData:

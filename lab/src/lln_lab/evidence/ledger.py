@@ -29,7 +29,7 @@ def ledger(folder: Path) -> list[Entry]:
 
 
 def entry(task: Task, found: dict[str, Any] | None) -> Entry:
-    planned = SEEDS * (len(task.attentions) + bool(task.equal_time)) * (4 if task.name == "glue" else 1)
+    planned = SEEDS * (len(task.attentions) + bool(task.equal_time)) * task.parts
     if found is None:
         return Entry(task, 0, planned, 0.0, None)
     runs = found["runs"]

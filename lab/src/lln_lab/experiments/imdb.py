@@ -8,12 +8,12 @@ stretched, softmax's as well. Reviews of like length share a batch, so that litt
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, BertConfig, BertModel
 
 from lln.conversion.checkpoint import fingerprint
 from lln.zoo.cost import saved_bytes
@@ -24,7 +24,15 @@ from lln_lab.experiments.check import Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup
 from lln_lab.experiments.evidence import most_frequent
 from lln_lab.experiments.grid import Job, Watcher, data_record, run_all
-from lln_lab.experiments.models.pretrained import FITS, PooledClassifier, read_encoder, refuse_unconvertible
+from lln_lab.experiments.models.pretrained import (
+    FITS,
+    PooledClassifier,
+    described,
+    invented,
+    read_encoder,
+    refuse_unconvertible,
+    shape_of,
+)
 from lln_lab.experiments.pairs import gain, gains, on_a_par
 from lln_lab.experiments.tasks import Row, padded
 from lln_lab.experiments.training import Budget, Run, train
@@ -85,7 +93,8 @@ def run(
     make = tokenized(tokenizer, settings.length)
     collate = padded(int(tokenizer.pad_token_id or 0))
     record = {**data_record(rows), "guessing": most_frequent(rows.validation)}
-    sizes = {**described(encoder.config, model, settings), "sha256": fingerprint(encoder.parameters())}
+    sizes = described(encoder.config, model, settings.length, settings.calibration)
+    sizes["sha256"] = fingerprint(encoder.parameters())
 
     def batch_of(chosen: data.Rows) -> dict[str, Tensor]:
         return collate([make(chosen[i], torch.Generator()) for i in range(len(chosen))])
@@ -151,24 +160,9 @@ def tokenized(tokenizer: Any, length: int) -> Any:
     return make
 
 
-def described(config: Any, model: str, settings: Settings) -> dict[str, Any]:
-    """What a run says of its encoder; a folder by its name only."""
-    return {
-        "encoder": Path(model).name if Path(model).is_dir() else model,
-        "layers": config.num_hidden_layers,
-        "width": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "positions": config.max_position_embeddings,
-        "length": settings.length,
-        "calibration": settings.calibration,
-    }
-
-
 def planned(settings: Settings, model: str | None = None) -> list[Planned]:
     """The models of a run, for a check: of all-MiniLM-L6-v2's shape where no model is given."""
-    config = AutoConfig.from_pretrained(model) if model else BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-    )  # fmt: skip
+    config = shape_of(model)
 
     def of(contestant: Contestant) -> Planned:
         refuse_unconvertible(contestant)
@@ -179,12 +173,7 @@ def planned(settings: Settings, model: str | None = None) -> list[Planned]:
                 "labels": torch.arange(count) % 2,
             }
 
-        def build(layers: int) -> PooledClassifier:
-            sized = BertConfig(**{**config.to_dict(), "num_hidden_layers": layers, "attention_probs_dropout_prob": 0.0})
-            encoder = BertModel(sized, add_pooling_layer=False).eval()
-            invented = [{"input_ids": tokens(config.vocab_size, min(256, settings.length), 2)}]
-            return PooledClassifier(encoder, 2, contestant, settings.length, invented)
-
+        build = partial(invented, config, 2, contestant, settings.length)
         return Planned(TASK, contestant.label, settings.budget, config.num_hidden_layers, build, samples)
 
     return [of(contestant) for contestant in each_once(settings.contestants)]

@@ -53,7 +53,6 @@ PRESETS = {
         validation_rows=1000,
         by_task={
             "text": {"batch": 8, "learning_rate": 1e-3},
-            "retrieval": {"batch": 8, "learning_rate": 1e-3},
             "pathfinder": {"batch": 8},
             "image": {"batch": 8},
         },

@@ -7,14 +7,16 @@ interpolation between them: position n is its own position n (P - 1) / (N - 1).
 """
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, BertModel
+from transformers import AutoConfig, AutoTokenizer, BertConfig, BertModel
 
 import lln.hf
+from lln_lab.experiments.check import tokens
 from lln_lab.experiments.contestants import Contestant
 from lln_lab.experiments.models.roberta import classification_loss, mean_of
 
@@ -38,6 +40,26 @@ def read_encoder(name: str) -> tuple[Any, BertModel]:
     except (OSError, ValueError) as reason:
         raise ValueError(f"{name} does not fit --model ({reason}); what fits: {FITS}") from reason
     return tokenizer, encoder.float()
+
+
+def described(config: Any, model: str, length: int, calibration: int) -> dict[str, Any]:
+    """What a run says of its encoder; a folder by its name only."""
+    return {
+        "encoder": Path(model).name if Path(model).is_dir() else model,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "positions": config.max_position_embeddings,
+        "length": length,
+        "calibration": calibration,
+    }
+
+
+def shape_of(model: str | None) -> Any:
+    """The encoder's configuration, for a check: all-MiniLM-L6-v2's shape where no model is given."""
+    if model:
+        return AutoConfig.from_pretrained(model)
+    return BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
 
 
 def refuse_unconvertible(contestant: Contestant) -> None:
@@ -90,3 +112,11 @@ def stretch(encoder: BertModel, length: int) -> None:
     embeddings.register_buffer("position_ids", places, persistent=False)
     embeddings.register_buffer("token_type_ids", torch.zeros_like(places), persistent=False)
     encoder.config.max_position_embeddings = length
+
+
+def invented(config: Any, classes: int, contestant: Contestant, length: int, layers: int) -> PooledClassifier:
+    """A classifier of this shape with random weights, converted on random tokens, for a check."""
+    sized = BertConfig(**{**config.to_dict(), "num_hidden_layers": layers, "attention_probs_dropout_prob": 0.0})
+    encoder = BertModel(sized, add_pooling_layer=False).eval()
+    texts = [{"input_ids": tokens(config.vocab_size, min(256, length), 2)}]
+    return PooledClassifier(encoder, classes, contestant, length, texts)

@@ -41,7 +41,7 @@ def test_it_runs_from_end_to_end_without_any_pre_training_of_ours(model: Path, t
         assert run["model"]["encoder"] == "tiny-encoder" and run["model"]["block_size"] == 16
         assert run["steps"] == 2 and 0 <= run["evaluation"]["accuracy"] <= 1 and run["data"]["guessing"] > 0
     assert not (tmp_path / "pretraining").exists()
-    assert len(found["verdicts"]) == 2 and all("a spread needs 3 seeds" in x["numbers"] for x in found["verdicts"])
+    assert len(found["verdicts"]) == 4 and all("a spread needs 3 seeds" in x["numbers"] for x in found["verdicts"])
 
 
 @pytest.mark.parametrize(

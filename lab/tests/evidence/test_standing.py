@@ -98,6 +98,12 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     assert "**LLN**: at equal steps 1 behind; at equal time 1 ahead." in text
 
 
+def test_runs_of_another_budget_are_not_what_was_planned() -> None:
+    shorter = [run("softmax", seed, 0.6, steps=1500, name="dogs_vs_cats") for seed in range(2)]
+    found = entry(task("dogs_vs_cats"), {"runs": [*shorter, run("lln", 0, 0.6, steps=4000, name="dogs_vs_cats")]})
+    assert (found.done, found.left) == (1, 14) and found.minutes > 15  # what they cost counts
+
+
 def test_one_of_ours_without_its_seeds_is_open_and_holds_nobody_up(tmp_path: Path) -> None:
     given = [r for r in runs() if r["label"] != "lln" or r["seed"] == 0]
     found = standing(task("image"), {"runs": given})

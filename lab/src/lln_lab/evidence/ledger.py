@@ -11,7 +11,10 @@ from lln_lab.evidence.standing import Standing, minutes, standing
 
 @dataclass(frozen=True)
 class Entry:
-    """A task of the plan: how many of its runs have finished, what they cost, and what they say."""
+    """A task of the plan: how many of its runs have finished, what they cost, and what they say.
+
+    Runs of another budget than the planned one do not count as done.
+    """
 
     task: Task
     done: int
@@ -33,9 +36,10 @@ def entry(task: Task, found: dict[str, Any] | None) -> Entry:
     if found is None:
         return Entry(task, 0, planned, 0.0, None)
     runs = found["runs"]
+    as_planned = [run for run in runs if task.steps is None or run["steps"] in (task.steps, task.equal_time)]
     spent = sum(minutes(runs, run["label"]) for run in runs)
     trained = any(run["label"] == "softmax" for run in runs)
-    return Entry(task, len(runs), planned, spent, standing(task, found) if trained else None)
+    return Entry(task, len(as_planned), planned, spent, standing(task, found) if trained else None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

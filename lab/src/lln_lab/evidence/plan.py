@@ -28,6 +28,11 @@ class Task:
     parts: int = 1  # tasks that count as one, by their mean
     note: str = ""  # what a reader of its scores should know
 
+    @property
+    def steps(self) -> int | None:
+        """Those planned; None: the preset's."""
+        return int(self.arguments[self.arguments.index("--steps") + 1]) if "--steps" in self.arguments else None
+
     def command(self, seeds: int = SEEDS) -> list[str]:
         """The arguments of `lln`, without data and folder."""
         compared = [*self.attentions, *([f"softmax#{self.equal_time}"] if self.equal_time else [])]

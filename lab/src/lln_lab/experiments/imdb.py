@@ -22,6 +22,7 @@ from lln_lab.data.task import Selection, spread
 from lln_lab.experiments import scores
 from lln_lab.experiments.check import Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup
+from lln_lab.experiments.converted import against_softmax
 from lln_lab.experiments.evidence import most_frequent
 from lln_lab.experiments.grid import Job, Watcher, data_record, run_all
 from lln_lab.experiments.models.pretrained import (
@@ -33,7 +34,7 @@ from lln_lab.experiments.models.pretrained import (
     refuse_unconvertible,
     shape_of,
 )
-from lln_lab.experiments.pairs import gain, gains, on_a_par
+from lln_lab.experiments.pairs import gain, gains
 from lln_lab.experiments.tasks import Row, padded
 from lln_lab.experiments.training import Budget, Run, train
 from lln_lab.experiments.training.watch import OnStep
@@ -214,15 +215,4 @@ def table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
-    """Each converted encoder against softmax's own self."""
-    found = []
-    of_softmax = [scores.score_of(r) for r in results if r["label"] == "softmax"]
-    for label in dict.fromkeys(r["label"] for r in results if r["attention"] != "softmax"):
-        own = scores.percent([scores.score_of(r) for r in results if r["label"] == label])
-        if of_softmax:
-            numbers = f"{own} against {scores.percent(of_softmax)} of softmax"
-            claim = f"the encoder converted to {label} classifies reviews as well as its softmax self"
-            found += on_a_par(
-                results, TASK, label, "softmax", scores.points, claim, numbers, ".2f", HALF_A_POINT
-            )  # fmt: skip
-    return found
+    return against_softmax(results, TASK, "classifies reviews", HALF_A_POINT)

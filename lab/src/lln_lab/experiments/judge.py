@@ -31,6 +31,7 @@ from lln_lab.experiments import (
     lra,
     sensitivity,
     table1,
+    table1_encoder,
     table3,
 )
 from lln_lab.experiments.evidence import by_frequency, most_frequent
@@ -43,6 +44,7 @@ OF_RUNS: dict[str, Callable[[list[Found]], list[Verdict]]] = {
     "fig8": fig8.verdicts,
     "causal_lm": causal_lm.verdicts,
     "table1": table1.verdicts,
+    "table1_encoder": table1_encoder.verdicts,
     "table3": table3.verdicts,
     "fig9": fig9.verdicts,
     "fig10": table3.ablation_verdicts,

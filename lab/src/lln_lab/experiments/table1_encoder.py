@@ -6,6 +6,7 @@ outputs and are fine-tuned whole, on the same batches. Most texts have 20 to 60 
 attention would be near and exact, and nothing would be compared.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from lln_lab.data.task import Selection, spread
 from lln_lab.experiments import scores, table1
 from lln_lab.experiments.check import Planned, tokens
 from lln_lab.experiments.contestants import Contestant, each_once, lineup, once
+from lln_lab.experiments.converted import against_softmax
 from lln_lab.experiments.grid import Job, Watcher, data_record, run_all
 from lln_lab.experiments.models.pretrained import (
     PooledClassifier,
@@ -32,6 +34,7 @@ from lln_lab.experiments.models.pretrained import (
 from lln_lab.experiments.tasks import Row, padded
 from lln_lab.experiments.training import Budget, Run, train
 from lln_lab.experiments.training.watch import OnStep
+from lln_lab.experiments.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,13 @@ def run(
     results = run_all([job(task, rows, *entry) for task, rows in by_task.items() for entry in entries], folder, watcher)
     note = "Same encoder, texts, order and budget for all; ± is the standard deviation over seeds."
     return {
-        "experiment": "table1",
+        "experiment": "table1_encoder",
         "title": "GLUE with a pretrained encoder",
         "settings": asdict(settings),
         "data": list(records.values()),
         "runs": results,
         "tables": [scores.table(results, "Score [%]", note)],
-        "verdicts": [verdict.as_data() for verdict in table1.verdicts(results)],
+        "verdicts": [verdict.as_data() for verdict in verdicts(results)],
     }
 
 
@@ -164,3 +167,8 @@ def planned(settings: Settings, model: str) -> list[Planned]:
         return Planned(task, contestant.label, settings.budget, config.num_hidden_layers, build, samples)
 
     return [of(task, each) for task in settings.tasks for each in each_once(settings.contestants)]
+
+
+def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
+    tasks = dict.fromkeys(r["task"] for r in results)
+    return [each for task in tasks for each in against_softmax(results, task, f"does {task}", scores.POINT)]

@@ -15,7 +15,7 @@ from lln_lab.cli.reproduce_training import app as reproduce
 from lln_lab.evidence.ledger import entry, ledger
 from lln_lab.evidence.plan import OPPONENT, TASKS, task
 from lln_lab.evidence.plot import draw
-from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, standing
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, in_time_only, standing
 from lln_lab.experiments.figure import save
 from lln_lab.names import name_of
 from lln_lab.pages.evidence import page
@@ -60,6 +60,20 @@ def test_at_equal_time_softmax_has_the_steps_that_fit() -> None:
     assert found.softmax_in_time == (pytest.approx(24.03, abs=0.01), 760)
     assert all(one.outcome == AHEAD for one in found.equal_time)
     assert found.minutes["softmax (760 steps)"] == pytest.approx(3.8) and found.minutes["lln_diag"] < 3.8
+
+
+def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_time_alone(tmp_path: Path) -> None:
+    given = [run("near_far", seed, 0.36 + 0.01 * seed, 6000) for seed in range(3)]
+    given += [run("softmax (2,100 steps)", seed, 0.30 + 0.009 * seed, 2100) for seed in range(3)]
+    found = in_time_only(task("image"), {"runs": given})
+    (one,) = found.equal_time
+    assert one.outcome == AHEAD and one.gain.mean == pytest.approx(6.1) and not found.lacks and not found.equal_steps
+    assert "3 seeds" in in_time_only(task("image"), {"runs": given[:-1]}).lacks[0]
+    write_result(tmp_path / "image.json", {"runs": runs()})
+    write_result(tmp_path / "image_6000.json", {"runs": given})
+    at_time = page(tmp_path).partition("## At equal time")[2].partition("\n## ")[0]
+    (row,) = (line for line in at_time.splitlines() if line.startswith("| LRA Image, 6,000 steps"))
+    assert "| 1,024 | 2,100 | 30.9 |" in row and "**ahead**" in row
 
 
 def test_less_loss_is_better() -> None:

@@ -7,7 +7,7 @@ for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -107,6 +107,27 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         ),  # others are open by themselves
         guessing=None if guess is None else guess * (1 if language else 100),
         level=None if level is None else level * (1 if language else 100),
+    )
+
+
+def in_time_only(task: Task, found: dict[str, Any]) -> Standing:
+    """Of a longer budget that softmax has run in LLN+Diag's time alone: there is nothing to say at equal steps."""
+    runs = found["runs"]
+    common = max(run["steps"] for run in runs)
+    softmax = [run for run in runs if run["attention"] == "softmax"]
+    label, steps = softmax[0]["label"], softmax[0]["steps"]
+    own = [name for name in COMPARED if any(run["label"] == name for run in runs)]
+    reached = fmean(points(run) for run in softmax)
+    return Standing(
+        task=replace(task, title=f"{task.title}, {common:,} steps"),
+        unit="%",
+        softmax=reached,
+        steps=steps,
+        equal_steps=(),
+        softmax_in_time=(reached, steps),
+        equal_time=tuple(_compared(runs, name, label, points, len(own), False) for name in own),
+        minutes={each: minutes(runs, each) for each in dict.fromkeys(r["label"] for r in runs)},
+        lacks=tuple(missing(runs, runs[0]["task"], [label, *own], learner=label)),
     )
 
 

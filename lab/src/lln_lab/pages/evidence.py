@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from lln_lab.evidence.first_round import FILES, best_of_the_others, first_round
 from lln_lab.evidence.ledger import Entry, ledger
-from lln_lab.evidence.plan import COMPARED, OPPONENT, SEEDS
+from lln_lab.evidence.plan import COMPARED, OPPONENT, SEEDS, task
 from lln_lab.evidence.plot import draw
-from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing, in_time_only
 from lln_lab.experiments.figure import save
 from lln_lab.names import name_of, task_of
 from lln_lab.pages.tables import markdown, minus
@@ -41,6 +42,7 @@ all-MiniLM-L6-v2, softmax as it is or [converted in closed form](near-far.md#con
 fine-tuned on 5,000 IMDb reviews, each read once, and measured on 5,000 test reviews. Positions beyond the encoder's own 512
 are stretched, softmax's as well. GLUE cannot show this: SST-2 and most of its texts are shorter than a block of 64 tokens,
 where all attention is near and exact, and say nothing about far attention."""
+LONGER = {"image_6000.json": "image"}  # results of a task beyond its plan's budget: softmax in LLN+Diag's time alone
 DOCUMENT_FILES = ("imdb.json", "imdb_2048.json")
 PICTURE = "gains"
 ALT = "Gain over softmax on each task with its interval; filled: at equal steps, hollow: at equal time"
@@ -55,7 +57,8 @@ def verdicts(entries: list[Entry]) -> list[Standing]:
 def page(folder: Path) -> str:
     entries = ledger(folder)
     judged = verdicts(entries)
-    lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries), *ranks(judged)]
+    longer = [in_time_only(task(name), found) for name, found in _read(folder, LONGER)]
+    lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries, longer), *ranks(judged)]
     lines += [*learned(entries), *documents(folder), *short_runs(folder.parent), *what_ran(entries)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -92,11 +95,10 @@ def equal_steps(entries: list[Entry]) -> list[str]:
     return ["## At equal steps", "", STEPS, "", *_table(rows), *notes, *([""] if notes else [])] if rows else []
 
 
-def equal_time(entries: list[Entry]) -> list[str]:
+def equal_time(entries: list[Entry], longer: list[Standing]) -> list[str]:
+    compared = [*(entry.standing for entry in entries), *longer]
     rows = [
-        _row(found, *found.softmax_in_time, found.equal_time)
-        for entry in entries
-        if (found := entry.standing) and found.softmax_in_time
+        _row(found, *found.softmax_in_time, found.equal_time) for found in compared if found and found.softmax_in_time
     ]
     return ["## At equal time", "", TIME, "", *_table(rows)] if rows else []
 
@@ -178,7 +180,7 @@ def learned(entries: list[Entry]) -> list[str]:
 
 def documents(folder: Path) -> list[str]:
     """Accuracy of the converted encoder, with time and memory beside it."""
-    found = {name: json.loads((folder / name).read_text()) for name in DOCUMENT_FILES if (folder / name).exists()}
+    found = dict(_read(folder, {name: name for name in DOCUMENT_FILES}))
     if not found:
         return []
     lines = [DOCUMENTS, ""]
@@ -187,6 +189,15 @@ def documents(folder: Path) -> list[str]:
         cut = f"Reviews of up to {result['settings']['length']:,} tokens"
         lines += [*markdown({**table, "title": cut}), "", f"[{name}](results/evidence/{name}), command inside.", ""]
     return [*lines, table["note"], ""]
+
+
+def _read(folder: Path, files: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """What stands for each file that is there, and its content."""
+    return [
+        (stands_for, json.loads((folder / name).read_text()))
+        for name, stands_for in files.items()
+        if (folder / name).exists()
+    ]
 
 
 def short_runs(results: Path) -> list[str]:

@@ -40,7 +40,7 @@ DOCUMENTS = """## A pretrained encoder on long documents
 
 all-MiniLM-L6-v2, softmax as it is or [converted in closed form](near-far.md#converting-a-pretrained-model) on 16 reviews, then
 fine-tuned on 5,000 IMDb reviews, each read once, and measured on 5,000 test reviews. Positions beyond the encoder's own 512
-are stretched, softmax's as well; with 5,000 reviews to get used to them, all are less accurate than with their own positions.
+are stretched, softmax's as well; after 5,000 reviews both are less accurate than with their own positions at 512 tokens.
 Compare times within a table: the tables come from machines of different speed. GLUE cannot show this: SST-2 and most of its
 texts are shorter than a block of 64 tokens, where all attention is near and exact, and say nothing about far attention."""
 LONGER = {"image_6000.json": "image"}  # results of a task beyond its plan's budget: softmax in LLN+Diag's time alone

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import lln_lab.data
 from lln_cli.app import app
 from lln_lab.experiments import table1_encoder as experiment
-from lln_lab.experiments.contestants import parse
-from lln_lab.experiments.models.pretrained import PooledClassifier, read_encoder
+from lln_lab.experiments.models.pretrained import read_encoder
 
 from .tiny_encoder import write_encoder
 
@@ -32,13 +31,15 @@ def invoke(*arguments: str, expected: int = 0) -> str:
 
 def test_it_runs_from_end_to_end_without_any_pre_training_of_ours(model: Path, tmp_path: Path) -> None:
     tasks = ("--task", "qnli", "--task", "mnli")
-    invoke("--model", str(model), *tasks, "--steps", "2", "--validation-rows", "8", "--out", str(tmp_path))
+    names = ("softmax", "lln_diag:block_size=8", "near_far:block_size=8")
+    given = [x for name in names for x in ("--attention", name)]
+    invoke("--model", str(model), *tasks, *given, "--steps", "2", "--validation-rows", "8", "--out", str(tmp_path))
     found: dict[str, Any] = json.loads((tmp_path / "table1.json").read_text())
-    assert [(run["task"], run["label"]) for run in found["runs"]] == [
-        (task, name) for task in ("qnli", "mnli") for name in ("softmax", "lln_diag", "near_far")
+    assert [(run["task"], run["attention"]) for run in found["runs"]] == [
+        (task, name.partition(":")[0]) for task in ("qnli", "mnli") for name in names
     ]
     for run in found["runs"]:
-        assert run["model"]["encoder"] == "tiny-encoder" and run["model"]["block_size"] == 16
+        assert run["model"]["encoder"] == "tiny-encoder" and str(model.parent) not in json.dumps(run)
         assert run["steps"] == 2 and 0 <= run["evaluation"]["accuracy"] <= 1 and run["data"]["guessing"] > 0
     assert not (tmp_path / "pretraining").exists()
     assert len(found["verdicts"]) == 4 and all("a spread needs 3 seeds" in x["numbers"] for x in found["verdicts"])
@@ -61,19 +62,6 @@ def test_what_does_not_go_with_a_model_is_refused(
 def test_a_check_writes_nothing(model: Path, tmp_path: Path) -> None:
     text = invoke("--model", str(model), "--task", "sst2", "--attention", "near_far", "--check", "--out", str(tmp_path))
     assert "check passed" in text and not list(tmp_path.iterdir())
-
-
-def test_blocks_are_small_unless_a_contestant_names_its_own(model: Path) -> None:
-    settings = experiment.PRESETS["cpu"]
-    _, encoder = read_encoder(str(model))
-    batches = [{"input_ids": torch.randint(4, 20, (1, 40))}]
-
-    def block_size(text: str) -> int:
-        made = PooledClassifier(encoder, 2, experiment.in_blocks(parse(text), settings), 64, batches)
-        return int(made.encoder.config.lln["block_size"])
-
-    assert block_size("near_far") == 16 and block_size("lln_diag:block_size=32") == 32
-    assert experiment.in_blocks(parse("softmax"), settings) == parse("softmax")
 
 
 def test_the_conversion_is_fitted_to_the_longer_texts() -> None:

@@ -158,4 +158,4 @@ def planned(settings: Settings, model: str) -> list[Planned]:
 
 def verdicts(results: Sequence[dict[str, Any]]) -> list[Verdict]:
     tasks = dict.fromkeys(r["task"] for r in results)
-    return [each for task in tasks for each in against_softmax(results, task, f"does {task}", scores.POINT)]
+    return [each for task in tasks for each in against_softmax(results, task, f"scores on {task}", scores.POINT)]

@@ -167,7 +167,14 @@ def test_runs_of_an_earlier_result_are_taken_over_and_others_refused(tmp_path: P
 
     longer = ("reproduce", "table5", "--task", "listops", "--steps", "3", "--validation-rows", "8", *TWO)
     text = invoke(*longer, "--known", str(known), "--out", str(tmp_path / "c"), expected=2)
-    assert "holds another run" in text and "budget" in text
+    assert "holds no runs of 3 steps, but of 2" in text
+    invoke(*longer, "--attention", "lln_diag#2", "--known", str(known), "--out", str(tmp_path / "c"))
+    runs = json.loads((tmp_path / "c" / "lra.json").read_text())["runs"]
+    assert {run["label"]: run["steps"] for run in runs} == {"softmax": 3, "lln_diag": 3, "lln_diag (2 steps)": 2}
+    assert [r["evaluation"]["accuracy"] for r in runs if r["label"] == "lln_diag (2 steps)"] == [0.625]
+    rows = ("reproduce", "table5", "--task", "listops", "--steps", "2", "--validation-rows", "9", *TWO)
+    text = invoke(*rows, "--known", str(known), "--out", str(tmp_path / "f"), expected=2)
+    assert "holds another run" in text and "data" in text
 
     known.write_text('{"tables": []}')
     text = invoke(*given, "--known", str(known), "--out", str(tmp_path / "d"), expected=2)

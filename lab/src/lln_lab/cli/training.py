@@ -170,7 +170,9 @@ def start(name: str, choice: Choice, run: Callable[[Path, Bars], dict[str, Any]]
     if choice.known is not None and first:
         from lln_lab.experiments.training.known import restore
 
-        console.print(f"{restore(choice.known, folder)} runs taken over from {choice.known}", highlight=False)
+        asked = () if choice.attention == [PAPERS] else choice.attention or ()
+        laid = restore(choice.known, folder, asked, choice.steps)
+        console.print(f"{laid} runs taken over from {choice.known}", highlight=False)
     with bars(console) as watcher:
         found = in_words(lambda: run(folder, watcher), console)
     return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"

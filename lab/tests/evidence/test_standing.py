@@ -62,6 +62,19 @@ def test_at_equal_time_softmax_has_the_steps_that_fit() -> None:
     assert found.minutes["softmax (760 steps)"] == pytest.approx(3.8) and found.minutes["lln_diag"] < 3.8
 
 
+def test_the_time_of_a_step_is_compared_with_softmax_of_the_same_seed_and_a_missing_comparison_is_told(
+    tmp_path: Path,
+) -> None:
+    """Seed 0 of LLN+Diag ran on a faster machine, without a softmax beside it."""
+    given = [r for r in runs() if (r["label"], r["seed"]) != ("softmax", 0)]
+    given = [{**r, "cpu_seconds_per_step": 0.01} if (r["label"], r["seed"]) == ("lln_diag", 0) else r for r in given]
+    assert standing(task("image"), {"runs": given}).step_times["lln_diag"] == pytest.approx(1 / 3)
+    for name, kept in (("image", given), ("text", [r for r in given if r["steps"] == 2000])):
+        write_result(tmp_path / f"{name}.json", {"runs": [{**r, "task": name} for r in kept]})
+    text = page(tmp_path)
+    assert "| LRA Image | 1,024 | 0.33 | 0.33 | 0.33 | – |" in text and "at equal time: LRA Text." in text
+
+
 def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_time_alone(tmp_path: Path) -> None:
     given = [run("near_far", seed, 0.36 + 0.01 * seed, 6000) for seed in range(3)]
     given += [run("softmax (2,100 steps)", seed, 0.30 + 0.009 * seed, 2100) for seed in range(3)]
@@ -92,9 +105,14 @@ def test_nothing_is_decided_by_two_seeds_or_before_softmax_has_learned() -> None
 
 
 def test_several_tasks_count_by_their_mean() -> None:
-    given = [run("softmax", 0, 0.8, name="sst2"), run("softmax", 0, 0.6, name="qnli"), run("lln", 0, 0.7, name="sst2")]
+    slow, fast = (
+        run("softmax", 0, 0.8, name="sst2"),
+        run("softmax", 0, 0.6, name="qnli") | {"cpu_seconds_per_step": 0.2},
+    )
+    given = [slow, fast, run("lln", 0, 0.7, name="sst2")]
     found = standing(task("glue"), {"runs": [*given, run("lln", 0, 0.6, name="qnli")]})
     assert found.softmax == pytest.approx(70.0) and found.equal_steps[0].gain.mean == pytest.approx(-5.0)
+    assert found.step_times["lln"] == pytest.approx(0.1 / 0.25)  # softmax's steps took 0.3 and 0.2 seconds
     assert found.lacks == ("a spread needs 3 seeds (there is 1)",)  # 70 % is more than halfway from 10 to 88.9
     given = [{**r, "data": {"guessing": 0.6}} for r in given]
     assert "needed: 74.4 %" in standing(task("glue"), {"runs": given}).lacks[1]

@@ -8,7 +8,7 @@ for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from lln_lab.evidence.plan import COMPARED, OURS, SEEDS, Task
@@ -52,6 +52,7 @@ class Standing:
     softmax_in_time: tuple[float, int] | None  # score and steps of softmax in LLN+Diag's time
     equal_time: tuple[Compared, ...]
     minutes: dict[str, float]  # CPU minutes of a run by label, mean over seeds
+    step_times: dict[str, float]  # CPU time of a step by attention, softmax = 1
     lacks: tuple[str, ...]  # what a verdict needs and the runs do not have
     guessing: float | None = None  # the score of who has learned nothing, where it was recorded
     level: float | None = None  # that of who has learned the task, where there is one
@@ -102,6 +103,7 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         softmax_in_time=(fmean(_score(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
         equal_time=against(shorter[0]["label"]) if shorter else (),
         minutes={label: minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
+        step_times=step_times(runs),
         lacks=tuple(
             missing(runs, runs[0]["task"], ["softmax", *(with_seeds or ours)])
         ),  # others are open by themselves
@@ -127,6 +129,7 @@ def in_time_only(task: Task, found: dict[str, Any]) -> Standing:
         softmax_in_time=(reached, steps),
         equal_time=tuple(_compared(runs, name, label, points, len(own), False) for name in own),
         minutes={each: minutes(runs, each) for each in dict.fromkeys(r["label"] for r in runs)},
+        step_times=step_times(runs),
         lacks=tuple(missing(runs, runs[0]["task"], [label, *own], learner=label)),
     )
 
@@ -142,8 +145,14 @@ def _one_task(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(same) == len(tasks):
             score = fmean(points(r) / 100 for r in same)
             guessing = {**first["data"], "guessing": fmean(r["data"]["guessing"] for r in same)}
-            merged.append({**first, "task": "+".join(tasks), "evaluation": {"accuracy": score}, "data": guessing})
+            one = {"task": "+".join(tasks), "evaluation": {"accuracy": score}, "data": guessing}
+            merged.append({**first, **one, "cpu_seconds_per_step": _mean_of_known(same, "cpu_seconds_per_step")})
     return merged
+
+
+def _mean_of_known(runs: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [run[name] for run in runs if run[name] is not None]
+    return fmean(known) if known else None
 
 
 def _compared(
@@ -162,3 +171,13 @@ def minutes(runs: Sequence[dict[str, Any]], label: str) -> float:
     """CPU minutes of one run, over seeds. A run resumed after its last step has no time of its own."""
     own = [r for r in runs if r["label"] == label and r["cpu_seconds_per_step"] is not None]
     return fmean(r["cpu_seconds_per_step"] * r["steps"] / 60 for r in own) if own else 0.0
+
+
+def step_times(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """CPU time of a step by label, softmax = 1: the median over seeds of its ratio to softmax's with the same seed."""
+    timed = {(r["label"], r["seed"]): r["cpu_seconds_per_step"] for r in runs if r["cpu_seconds_per_step"] is not None}
+    ratios: dict[str, list[float]] = {}
+    for (label, seed), seconds in timed.items():
+        if ("softmax", seed) in timed:
+            ratios.setdefault(label, []).append(seconds / timed["softmax", seed])
+    return {label: median(each) for label, each in ratios.items()}

@@ -76,17 +76,17 @@ def test_the_time_of_a_step_is_compared_with_softmax_of_the_same_seed_and_a_miss
 
 
 def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_time_alone(tmp_path: Path) -> None:
-    given = [run("near_far", seed, 0.36 + 0.01 * seed, 6000) for seed in range(3)]
-    given += [run("softmax (2,100 steps)", seed, 0.30 + 0.009 * seed, 2100) for seed in range(3)]
+    given = [run("near_far", seed, 0.36 + 0.01 * seed, 5600) for seed in range(3)]
+    given += [run("softmax (2,000 steps)", seed, 0.30 + 0.009 * seed) for seed in range(3)]
     found = in_time_only(task("image"), {"runs": given})
     (one,) = found.equal_time
     assert one.outcome == AHEAD and one.gain.mean == pytest.approx(6.1) and not found.lacks and not found.equal_steps
     assert "3 seeds" in in_time_only(task("image"), {"runs": given[:-1]}).lacks[0]
     write_result(tmp_path / "image.json", {"runs": runs()})
-    write_result(tmp_path / "image_6000.json", {"runs": given})
+    write_result(tmp_path / "image_5600.json", {"runs": given})
     at_time = page(tmp_path).partition("## At equal time")[2].partition("\n## ")[0]
-    (row,) = (line for line in at_time.splitlines() if line.startswith("| LRA Image, 6,000 steps"))
-    assert "| 1,024 | 2,100 | 30.9 |" in row and "**ahead**" in row
+    (row,) = (line for line in at_time.splitlines() if line.startswith("| LRA Image, 5,600 steps"))
+    assert "| 1,024 | 2,000 | 30.9 |" in row and "**ahead**" in row
 
 
 def test_less_loss_is_better() -> None:
@@ -182,6 +182,14 @@ def test_every_gain_is_drawn_with_its_interval(tmp_path: Path) -> None:
     told = sorted((g.mean, g.low, g.high) for g in (one.gain for one in (*found.equal_steps, *found.equal_time)))
     assert drawn == [pytest.approx(each) for each in told] and len(drawn) == 6
     assert save(draw, {"judged": [found]}, tmp_path / "gains.png").stat().st_size > 1000
+
+
+def test_a_longer_budget_is_drawn_at_equal_time_alone() -> None:
+    given = [run("near_far", seed, 0.36 + 0.01 * seed, 5600) for seed in range(3)]
+    given += [run("softmax (2,000 steps)", seed, 0.30 + 0.009 * seed) for seed in range(3)]
+    figure = draw({"judged": [standing(task("image"), {"runs": runs()}), in_time_only(task("image"), {"runs": given})]})
+    named = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert named == ["LRA Image", "at equal time", "LRA Image, 5,600 steps,\nat equal time"]
 
 
 def _ends(bar: ErrorbarContainer) -> tuple[float, float, float]:

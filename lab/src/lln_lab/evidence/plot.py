@@ -28,17 +28,18 @@ def draw(data: dict[str, Any]) -> Figure:
 
 
 def _rows(found: Standing) -> int:
-    return 2 if found.equal_time else 1
+    return bool(found.equal_steps) + bool(found.equal_time)
 
 
 def _panel(axis: Axes, judged: list[Standing]) -> None:
     named: list[str] = []
     for found in judged:
-        _row(axis, len(named), found.equal_steps, filled=True)
-        named.append(found.task.title)
+        if found.equal_steps:
+            _row(axis, len(named), found.equal_steps, filled=True)
+            named.append(found.task.title)
         if found.equal_time:
             _row(axis, len(named), found.equal_time, filled=False)
-            named.append("at equal time")
+            named.append("at equal time" if found.equal_steps else f"{found.task.title},\nat equal time")
     axis.axvline(0, color="black", lw=0.8)
     axis.set_yticks(range(len(named)), named)
     axis.set_ylim(len(named) - 0.5, -0.5)

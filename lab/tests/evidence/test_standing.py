@@ -84,6 +84,7 @@ def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_tim
     assert "3 seeds" in in_time_only(task("image"), {"runs": given[:-1]}).lacks[0]
     write_result(tmp_path / "image.json", {"runs": runs()})
     write_result(tmp_path / "image_5600.json", {"runs": given})
+    assert "- **LRA Image, 5,600 steps**, softmax 2,000 in the same time: near-far **ahead**." in page(tmp_path)
     at_time = page(tmp_path).partition("## At equal time")[2].partition("\n## ")[0]
     (row,) = (line for line in at_time.splitlines() if line.startswith("| LRA Image, 5,600 steps"))
     assert "| 1,024 | 2,000 | 30.9 |" in row and "**ahead**" in row

@@ -78,7 +78,13 @@ def beyond_the_plan(folder: Path) -> list[Standing]:
 def page(folder: Path) -> str:
     entries = ledger(folder)
     judged, longer = verdicts(entries), beyond_the_plan(folder)
-    lines = [HEAD, *in_short(judged, len(entries)), *equal_steps(entries), *equal_time(entries, longer), *ranks(judged)]
+    lines = [
+        HEAD,
+        *in_short(judged, longer, len(entries)),
+        *equal_steps(entries),
+        *equal_time(entries, longer),
+        *ranks(judged),
+    ]
     lines += [
         *learned(entries),
         *documents(folder),
@@ -89,7 +95,7 @@ def page(folder: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def in_short(judged: list[Standing], planned: int) -> list[str]:
+def in_short(judged: list[Standing], longer: list[Standing], planned: int) -> list[str]:
     """How many tasks decide what; nothing is said before a task has three seeds and softmax has learned it."""
     if not judged:
         return [f"No task of {planned} has three seeds yet.", ""]
@@ -104,6 +110,12 @@ def in_short(judged: list[Standing], planned: int) -> list[str]:
         at_time = [one for each in judged for one in each.equal_time if one.attention == name]
         told = f"- **{name_of(name)}**: at equal steps {_counted(at_steps)}"
         lines.append(told + (f"; at equal time {_counted(at_time)}" if at_time else "") + ".")
+    for each in longer:
+        told = ", ".join(
+            f"{name_of(one.attention)} {WORDS[one.outcome]}" for one in each.equal_time if one.outcome in WORDS
+        )
+        if told and not each.lacks:
+            lines.append(f"- **{each.task.title}**, softmax {each.steps:,} in the same time: {told}.")
     return [*lines, "", f"![{ALT}](results/evidence/{PICTURE}.svg)", ""]
 
 

@@ -36,7 +36,7 @@ STEPS = (
 ALIKE_TIME = 0.8  # of softmax's: from there on a shorter run of softmax would say little more
 TIME = (
     "Softmax trains for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there. The others train as "
-    "above."
+    "above; near-far's steps take longer than LLN+Diag's (second table), so it has somewhat more time than softmax."
 )
 STEP_TIMES = (
     "CPU time of a training step of the whole model on one core, softmax = 1, the median over seeds. Where LLN+Diag and "

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lln_lab.evidence.plan import task
-from lln_lab.evidence.standing import AHEAD, standing
+from lln_lab.evidence.standing import AHEAD, in_time_only, standing
 from lln_lab.names import name_of
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +45,16 @@ def causal_language_model() -> list[str]:
     told = [f"{name_of(each.attention)} −{each.gain.mean:.3f}" for each in found.equal_steps if each.outcome == AHEAD]
     assert len(told) == 2, "LLN+Diag and near-far attention are ahead, LLN is not"
     return told
+
+
+def equal_time() -> list[str]:
+    found = in_time_only(task("image"), result("evidence/image_5600"))
+    reached = {each.attention: each for each in found.equal_time}
+    assert reached["near_far"].outcome == AHEAD and found.steps == 2000 and not found.lacks
+    return [
+        f"softmax {found.softmax:.1f} %, LLN+Diag {reached['lln_diag'].score:.1f} %, near-far "
+        f"{reached['near_far'].score:.1f} %"
+    ]
 
 
 def encoding() -> list[str]:
@@ -88,7 +98,16 @@ def converted_language_model() -> list[str]:
 
 @pytest.mark.parametrize(
     "figures",
-    [demo, pretraining, causal_language_model, encoding, decoding, converted_encoder, converted_language_model],
+    [
+        demo,
+        pretraining,
+        causal_language_model,
+        equal_time,
+        encoding,
+        decoding,
+        converted_encoder,
+        converted_language_model,
+    ],
 )
 def test_the_figures_of_the_readme_are_those_of_the_results(figures: Any) -> None:
     text = " ".join((ROOT / "README.md").read_text().split())

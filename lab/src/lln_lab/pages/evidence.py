@@ -138,7 +138,9 @@ def equal_time(entries: list[Entry], longer: list[Standing]) -> list[str]:
     rows = [
         _row(found, *found.softmax_in_time, found.equal_time) for found in compared if found and found.softmax_in_time
     ]
-    return ["## At equal time", "", TIME, "", *_table(rows), *step_times(entries)] if rows else []
+    files = ", ".join(f"[{file}](results/evidence/{file})" for file in LONGER)
+    told = [f"Beyond the plan's steps: {files}, command inside.", ""] if longer else []
+    return ["## At equal time", "", TIME, "", *_table(rows), *told, *step_times(entries)] if rows else []
 
 
 def step_times(entries: list[Entry]) -> list[str]:

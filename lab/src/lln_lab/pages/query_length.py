@@ -21,27 +21,36 @@ tell a long query from a short one. The exponential features of LLN are not homo
 
 ![Entropy of a row against the length of its query](results/query_length.svg)
 
-Each sequence holds queries of {count} lengths in the same random directions, from √d/4 to 4√d, and Gaussian keys (d = {dim},
-{seeds} seeds). *Follows* is how far the mean entropy of a row falls from the shortest to the longest queries, as a share of
-softmax's fall.
+Each sequence holds {tokens} queries, of {count} lengths in the same random directions, from √d/4 to 4√d, and as many Gaussian
+keys (d = {dim}, {seeds} seeds). *Follows* is how far the mean entropy of a row falls from the shortest to the longest queries,
+as a share of softmax's fall.
 """
 COLUMNS = ("attention", "follows", "entropy at √d/4", "at √d", "at 4√d", "gap at √d/4", "at 4√d")
 TAIL = """
 Members with learned weights (marked *) are measured as they start, before training. Entropies are in bits. A gap, 1 − |λ₂|, is
 that of a matrix whose queries all have the given length; it needs rows of positive weights that sum to one.
-Sequences this short fit into Longformer's window, which makes it softmax.
+"""
+WINDOW = "Sequences this short fit into Longformer's window, which makes it softmax."
+BY_TOKENS = """
+## Against the number of tokens
+
+How many bits the mean entropy of a row is below that of uniform attention, log₂ N, with queries of length √d. Where it stays
+the same, as softmax's and LLN's do, a row spreads over a fixed share of the keys. A block or a window holds a fixed number of
+keys, whatever N is: softmax inside blocks gains a bit with every doubling, and LLN+Diag, half of which it is, nearly half a bit.
 """
 
 
 def page(found: dict[str, Any]) -> str:
     head = HEAD
-    for name, value in (("count", len(found["lengths"])), ("dim", found["dim"]), ("seeds", found["seeds"])):
+    sizes = {"count": len(found["lengths"]), "tokens": found["directions"] * len(found["lengths"])}
+    for name, value in {**sizes, "dim": found["dim"], "seeds": found["seeds"]}.items():
         head = head.replace(f"{{{name}}}", str(value))
     members = sorted(found["members"].items(), key=lambda pair: -pair[1]["follows"])
     lines = [head, "| " + " | ".join(COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
     lines += ["| " + " | ".join(row(name, one)) + " |" for name, one in members]
-    lines += [TAIL]
+    lines += [TAIL.rstrip(), *([WINDOW] if round(found["members"]["longformer"]["follows"], 2) == 1 else []), ""]
     lines += [f"- **{v['outcome'].capitalize()}**: {in_sentence(v['claim'])}" for v in found["verdicts"]]
+    lines += by_tokens(found)
     why = {
         reason: [n for n, r in found["not_measured"].items() if r == reason]
         for reason in found["not_measured"].values()
@@ -50,6 +59,18 @@ def page(found: dict[str, Any]) -> str:
     command = found["provenance"]["command"]
     lines += ["", f"Not measured: {left_out}.", "", f"`{command}`, [query_length.json](results/query_length.json)."]
     return "\n".join(lines) + "\n"
+
+
+def by_tokens(found: dict[str, Any]) -> list[str]:
+    """Those nearest to softmax at the longest sequences first."""
+    softmax = found["members"]["softmax"]["by_tokens"][-1]
+    members = sorted(found["members"].items(), key=lambda pair: abs(pair[1]["by_tokens"][-1] - softmax))
+    lines = [BY_TOKENS, "| attention | " + " | ".join(f"{n:,} tokens" for n in found["tokens"]) + " |"]
+    lines += ["| --- |" + " ---: |" * len(found["tokens"])]
+    for name, one in members:
+        told = [minus(f"{bits:.2f}") for bits in one["by_tokens"]]
+        lines.append("| " + " | ".join([name_of(name) + ("*" if one["learned"] else ""), *told]) + " |")
+    return lines
 
 
 def row(name: str, one: dict[str, Any]) -> list[str]:

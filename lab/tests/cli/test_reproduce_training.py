@@ -168,7 +168,10 @@ def test_runs_of_an_earlier_result_are_taken_over_and_others_refused(tmp_path: P
     longer = ("reproduce", "table5", "--task", "listops", "--steps", "3", "--validation-rows", "8", *TWO)
     text = invoke(*longer, "--known", str(known), "--out", str(tmp_path / "c"), expected=2)
     assert "holds no runs of 3 steps, but of 2" in text
-    invoke(*longer, "--attention", "lln_diag#2", "--known", str(known), "--out", str(tmp_path / "c"))
+    other = {**before["runs"][0], "attention": "elu", "label": "elu"}
+    known.write_text(json.dumps({**before, "runs": [*before["runs"], other]}))
+    text = invoke(*longer, "--attention", "lln_diag#2", "--known", str(known), "--out", str(tmp_path / "c"))
+    assert "1 runs taken over" in text and "1 left out, as they trained for other steps" in text
     runs = json.loads((tmp_path / "c" / "lra.json").read_text())["runs"]
     assert {run["label"]: run["steps"] for run in runs} == {"softmax": 3, "lln_diag": 3, "lln_diag (2 steps)": 2}
     assert [r["evaluation"]["accuracy"] for r in runs if r["label"] == "lln_diag (2 steps)"] == [0.625]

@@ -171,8 +171,9 @@ def start(name: str, choice: Choice, run: Callable[[Path, Bars], dict[str, Any]]
         from lln_lab.experiments.training.known import restore
 
         asked = () if choice.attention == [PAPERS] else choice.attention or ()
-        laid = restore(choice.known, folder, asked, choice.steps)
-        console.print(f"{laid} runs taken over from {choice.known}", highlight=False)
+        laid, left_out = restore(choice.known, folder, asked, choice.steps)
+        others = f"; {left_out} left out, as they trained for other steps" if left_out else ""
+        console.print(f"{laid} runs taken over from {choice.known}{others}", highlight=False)
     with bars(console) as watcher:
         found = in_words(lambda: run(folder, watcher), console)
     return finish(name, folder, found, draw, console) if first else folder / f"{name}.json"

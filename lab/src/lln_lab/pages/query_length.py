@@ -36,8 +36,7 @@ BY_TOKENS = """
 
 How many bits the mean entropy of a row is below that of uniform attention, log₂ N, with queries of length √d. Where it stays
 the same, as softmax's and LLN's do, a row spreads over a fixed share of the keys. A block or a window holds a fixed number of
-keys, whatever N is: softmax inside blocks gains a bit with every doubling, and LLN+Diag, half of which it is, nearly half a
-bit.
+keys, whatever N is: softmax inside blocks gains a bit with every doubling, and LLN+Diag, half of which it is, about 0.4 bits.
 """
 
 

@@ -18,8 +18,10 @@ from lln_lab.experiments.training.budget import Budget
 from lln_lab.experiments.training.run import CONFIG, RESULT, Run, described
 
 
-def restore(result: Path, folder: Path, asked: Sequence[str] = (), steps: int | None = None) -> int:
-    """Lay the runs of `result` into `folder`; a run that has begun there is left alone. How many were laid.
+def restore(result: Path, folder: Path, asked: Sequence[str] = (), steps: int | None = None) -> tuple[int, int]:
+    """Lay the runs of `result` into `folder`; a run that has begun there is left alone.
+
+    How many were laid, and how many were left out for their steps.
 
     `asked`: attentions as on the command line; `steps`: those of the new runs, None for the preset's.
     """
@@ -35,7 +37,7 @@ def restore(result: Path, folder: Path, asked: Sequence[str] = (), steps: int | 
         raise ValueError(
             f"{result} holds no runs of {steps:,} steps, but of {there}: leave --known out, or train as long"
         )
-    return sum(_lay(run, each, folder) for run, each in fitting)
+    return sum(_lay(run, each, folder) for run, each in fitting), len(found) - len(fitting)
 
 
 def _as_asked(run: Run, labels: set[str], steps: int | None) -> Run | None:

@@ -99,6 +99,15 @@ def test_a_vision_transformer_on_cifar_has_257_tokens_ten_classes_and_a_score_of
     assert "no pictures 'cifar100'; choose from: dogs_vs_cats, cifar10" in invoke(*given[:3], "cifar100", expected=2)
 
 
+def test_a_vision_transformer_can_have_other_layers_and_batches(tmp_path: Path) -> None:
+    given = ("reproduce", "table3", "--attention", "softmax", *FEW)
+    invoke(*given, "--layers", "3", "--batch", "4", "--out", str(tmp_path))
+    (run,) = json.loads((tmp_path / "table3.json").read_text())["runs"]
+    assert run["model"]["layers"] == 3 and run["budget"]["batch"] == 4
+    text = invoke(*given, "--batch", "5", "--accumulate", "2", "--out", str(tmp_path / "o"), expected=2)
+    assert "a batch of 5 cannot be split into 2 equal pieces" in text and not (tmp_path / "o").exists()
+
+
 def test_a_missing_set_ends_with_a_message_and_its_exit_code(tmp_path: Path) -> None:
     text = invoke("reproduce", "table3", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "o"), expected=3)
     assert "missing data" in text and "nowhere" in text

@@ -40,6 +40,8 @@ ArenaOption = Annotated[
     list[str] | None, typer.Option(help="text, listops, retrieval, pathfinder or image; may be repeated.")
 ]
 PicturesOption = Annotated[str, typer.Option(help="dogs_vs_cats or cifar10.")]
+LayersOption = Annotated[int | None, typer.Option(min=1, help="Layers of the model; default: the preset's.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Pictures of a step; default: the preset's.")]
 LengthOption = Annotated[int | None, typer.Option(min=16, help="Tokens of a text, a list or an article.")]
 ModelOption = Annotated[
     str | None,
@@ -115,9 +117,11 @@ def _table1_encoder(choice: Choice, model: str, tasks: tuple[str, ...]) -> None:
     _run("table1", choice, experiment, settings, model=model)
 
 
-def table3(choice: Choice, *, task: PicturesOption = "dogs_vs_cats") -> None:
+def table3(
+    choice: Choice, *, task: PicturesOption = "dogs_vs_cats", layers: LayersOption = None, batch: BatchOption = None
+) -> None:
     """Table 3: a vision transformer on dogs vs cats; CIFAR-10 is not in the paper."""
-    _vision("table3", choice, task=task)
+    _vision("table3", choice, task=task, layers=layers, batch=batch)
 
 
 def fig10(choice: Choice) -> None:
@@ -127,11 +131,19 @@ def fig10(choice: Choice) -> None:
     _vision("fig10", choice, ABLATION)
 
 
-def _vision(name: str, choice: Choice, contestants: tuple[str, ...] = (), task: str = "dogs_vs_cats") -> None:
+def _vision(
+    name: str,
+    choice: Choice,
+    contestants: tuple[str, ...] = (),
+    task: str = "dogs_vs_cats",
+    layers: int | None = None,
+    batch: int | None = None,
+) -> None:
     from lln_lab.experiments import table3 as experiment
 
     papers = choice.preset is Preset.paper or PAPERS in (choice.attention or ())
     settings = choice.settings(experiment.presets_of(task, papers=papers), contestants)
+    settings = experiment.resized(settings, layers, batch)
     _run(name, choice, experiment, settings)
 
 

@@ -98,6 +98,13 @@ def presets_of(task: str, *, papers: bool) -> dict[str, Settings]:
     return PRESETS_OF[task]
 
 
+def resized(settings: Settings, layers: int | None, batch: int | None) -> Settings:
+    """The same with a model of other depth, or other batches. None changes nothing."""
+    budget = replace(settings.budget, batch=batch or settings.budget.batch)
+    budget.at_once()  # a batch that cannot be cut into its pieces is refused here, before anything is loaded
+    return replace(settings, size=replace(settings.size, layers=layers or settings.size.layers), budget=budget)
+
+
 def run(
     settings: Settings, folder: Path, *, source: str | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_describe_gives_counts_and_checksums() -> None:
         ("recall", {"length": 10, "pairs": 8}, "need a length of 16"),
         ("needle", {"length": 1}, "length of at least 2"),
         ("lra/listops", {"length": 3}, "4 tokens"),
-        ("lra/pathfinder", {"dashes": 30}, "3 to 14 dashes"),
+        ("lra/pathfinder", {"dashes": 30}, "the dashes one of 6, 9, 14; got 32 and 30"),
         ("recall", {"seed": -1}, "at least 0"),
     ],
 )

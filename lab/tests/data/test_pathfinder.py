@@ -6,7 +6,7 @@ import numpy
 import pytest
 from PIL import Image
 from scipy import ndimage
-from sklearn.metrics import roc_auc_score
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 import lln_lab.data
 from lln_lab.data import curves
@@ -23,39 +23,44 @@ def discs_and_paths(picture: numpy.ndarray) -> tuple[int, set[int]]:
     return count, {int(paths[place]) for place in places}
 
 
-@pytest.mark.parametrize("dashes", [6, 9, 14])
-def test_connected_means_connected(dashes: int) -> None:
+def test_connected_means_connected() -> None:
     for index in range(40):
         label = index % 2
-        picture = curves.draw(numpy.random.default_rng((7, index)), label, SIZE, dashes)
+        picture = curves.draw(numpy.random.default_rng((7, index)), label, SIZE)
         count, paths = discs_and_paths(picture)
         assert count == 2
         assert len(paths) == (1 if label else 2)
 
 
-@pytest.mark.parametrize("dashes", [6, 9])
-def test_brightness_and_the_distance_of_the_discs_tell_nothing(dashes: int) -> None:
-    rows = lln_lab.data.load("lra/pathfinder", dashes=dashes).train
-    labels, light, distance = [], [], []
-    for index in range(400):
+def test_brightness_and_the_places_of_the_discs_tell_nothing() -> None:
+    """Neither does a classifier that sees them: of 2,000 held-out pictures it gets half right, give or take four deviations."""
+    rows = lln_lab.data.load("lra/pathfinder").train
+    labels, told = [], []
+    for index in range(6000):
         row = rows[index]
         picture = row["input_ids"].numpy().reshape(32, 32) - 1
-        y, x = numpy.nonzero(picture == 255)
+        discs, count = ndimage.label(picture > 215)
+        places = sorted(ndimage.center_of_mass(picture, discs, range(1, count + 1)))
+        assert count == 2
+        (y, x), (v, u) = places
         labels.append(row["label"])
-        light.append(picture.sum())
-        distance.append(numpy.hypot(x.std(), y.std()))
-    assert 0.4 < numpy.mean(labels) < 0.6
-    typical = numpy.median([far for far, label in zip(distance, labels, strict=True) if label])
-    for told in (light, distance, abs(distance - typical)):
-        assert abs(roc_auc_score(labels, told) - 0.5) < 0.1
+        told.append([y, x, v, u, numpy.hypot(y - v, x - u), picture.sum()])
+    classifier = HistGradientBoostingClassifier(random_state=0).fit(told[:4000], labels[:4000])
+    assert abs(classifier.score(told[4000:], labels[4000:]) - 0.5) < 4 * 0.5 / 2000**0.5
 
 
 def test_there_are_distractors() -> None:
     """More pieces than the two long curves."""
     for index in range(10):
-        picture = curves.draw(numpy.random.default_rng((8, index)), 1, SIZE, 6)
+        picture = curves.draw(numpy.random.default_rng((8, index)), 1, SIZE)
         _, pieces = ndimage.label(ndimage.binary_dilation(picture > 60, iterations=2), structure=numpy.ones((3, 3)))
         assert 5 <= pieces <= 12
+
+
+def test_curves_of_other_lengths_are_not_generated() -> None:
+    for dashes in (9, 14):
+        with pytest.raises(ValueError, match=f"with {dashes} the places of the discs would give the label away"):
+            lln_lab.data.load("lra/pathfinder", dashes=dashes)
 
 
 def test_the_release(tmp_path: Path) -> None:

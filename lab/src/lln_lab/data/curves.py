@@ -1,7 +1,10 @@
 """Pictures of Pathfinder: two long dashed curves, short ones to distract, and two discs at ends of the long ones.
 
 The discs are at both ends of one long curve (label 1), or at one end of each (label 0). Lengths are those of the Long
-Range Arena's 32 x 32 pictures, in pixels, and grow with the size. A point (x, y) is the complex number x + iy.
+Range Arena's easy 32 x 32 pictures, in pixels, and grow with the size. A point (x, y) is the complex number x + iy.
+
+Six dashes and no other number: drawn like this with 3, 9 or 14, pictures give their label away to a classifier that sees no more
+than where the discs are.
 """
 
 import functools
@@ -12,6 +15,8 @@ from numpy import ndarray
 Random = numpy.random.Generator
 
 SIDE = 32
+DASHES = 6  # of a long curve
+SHORT = 2  # of one that distracts
 DASH, GAP = 2.0, 1.0
 DISC = 1.5  # radius
 MOST_TURN = 0.8  # between a dash and the next, in radians: a curve goes on smoothly
@@ -25,15 +30,14 @@ SAME_DISTANCE = 0.75
 CELLS = 2  # of the map of distances, to a pixel
 
 
-def draw(random: Random, label: int, size: int, dashes: int) -> ndarray:
+def draw(random: Random, label: int, size: int) -> ndarray:
     """(size, size) uint8."""
-    first, second, distances, apart = _two_long(random, dashes)
-    short = max(2, dashes // 3)
-    distractors = _apart(_candidates(random, short, distances), DISTRACTORS // short)
+    first, second, distances, apart = _two_long(random)
+    distractors = _apart(_candidates(random, SHORT, distances), DISTRACTORS // SHORT)
     return _paint([first, second, *distractors], first[[0, -1]] if label else apart, size)
 
 
-def _two_long(random: Random, dashes: int) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+def _two_long(random: Random) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     """Two curves, the map of the distances to the nearer one, and an end of each.
 
     These ends are as far from each other as the ends of the first curve: whatever the label is, the curves come from one
@@ -41,7 +45,7 @@ def _two_long(random: Random, dashes: int) -> tuple[ndarray, ndarray, ndarray, n
     """
     nothing = numpy.full((SIDE * CELLS, SIDE * CELLS), SIDE, dtype=numpy.float32)
     for _ in range(ATTEMPTS):
-        curves = _candidates(random, dashes, nothing)
+        curves = _candidates(random, DASHES, nothing)
         for at, first in enumerate(curves):
             others = curves[at + 1 :]
             ends = others[:, None, [0, -1]] - first[[0, -1], None]  # (K, end of the first, end of the other)
@@ -53,7 +57,7 @@ def _two_long(random: Random, dashes: int) -> tuple[ndarray, ndarray, ndarray, n
                 of_first, of_second = random.choice(numpy.argwhere(fitting))
                 apart = numpy.stack([first[-of_first], second[-of_second]])
                 return first, second, numpy.minimum(distances, _distances(second)), apart
-    raise ValueError(f"found no room for two curves of {dashes} dashes")
+    raise ValueError(f"found no room for two curves of {DASHES} dashes")
 
 
 def _apart(curves: ndarray, count: int) -> list[ndarray]:

@@ -22,22 +22,28 @@ RELEASED = {6: "curv_baseline", 9: "curv_contour_length_9", 14: "curv_contour_le
 @dataclass(frozen=True)
 class Pathfinder:
     size: int = 32
-    dashes: int = 6  # of a long curve; the release has 6 (easy), 9 and 14 (hard)
+    dashes: int = curves.DASHES  # of a long curve; the release has 6 (easy), 9 and 14 (hard), generated pictures have 6
 
     name: ClassVar[str] = "lra/pathfinder"
 
     def __post_init__(self) -> None:
-        if self.size < 32 or not 3 <= self.dashes <= 14:
-            raise ValueError(f"the size must be at least 32, with 3 to 14 dashes; got {self.size} and {self.dashes}")
+        if self.size < 32 or self.dashes not in RELEASED:
+            known = ", ".join(map(str, RELEASED))
+            raise ValueError(f"the size must be at least 32, the dashes one of {known}; got {self.size} and {self.dashes}")
 
     def embedded(self, seed: int) -> TaskData:
+        if self.dashes != curves.DASHES:
+            raise ValueError(
+                f"generated pictures have curves of {curves.DASHES} dashes; with {self.dashes} the places of the discs would "
+                "give the label away: name a folder with the Long Range Arena's release"
+            )
         train, validation = splits(self._row, seed, 160_000, 2_000)
         source = f"embedded (generated as described: curves of {self.dashes} dashes)"
         return TaskData(self.name, source, train, validation, 2, VOCABULARY)
 
     def directory(self, folder: Path, cache: Path) -> TaskData:
         """As the Long Range Arena splits it: the first 80 % are for training, the next 10 % for validation."""
-        released = f"pathfinder{self.size}/{RELEASED.get(self.dashes, 'none of this number of dashes')}"
+        released = f"pathfinder{self.size}/{RELEASED[self.dashes]}"
         folders = [f"{above}{released}" for above in ("", "lra_release/", "lra_release/lra_release/")]
         place, lists = locate(folder, folders, _lists)
         if place is None or lists is None:
@@ -59,7 +65,7 @@ class Pathfinder:
 
     def _row(self, random: numpy.random.Generator) -> dict[str, Any]:
         label = int(random.integers(2))
-        return row(curves.draw(random, label, self.size, self.dashes), label)
+        return row(curves.draw(random, label, self.size), label)
 
 
 def _lists(folder: Path) -> list[Path] | None:

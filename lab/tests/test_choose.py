@@ -43,6 +43,26 @@ def test_a_gain_is_the_mean_difference_to_softmax_of_the_same_seed(tmp_path: Pat
     assert row.gain == pytest.approx(0.3) and row.spread == pytest.approx(0.2828, abs=1e-3)
 
 
+def test_runs_without_softmax_are_compared_with_the_softmax_of_another_result_that_trained_alike(tmp_path: Path) -> None:
+    def run(attention: str, accuracy: float, steps: int = 300, rows: int = 1000) -> dict[str, Any]:
+        return {
+            "task": "text", "attention": attention, "label": attention, "seed": 0, "steps": steps,
+            "budget": {"batch": 8, "learning_rate": 1e-3}, "model": {"length": 1024}, "data": {"rows": {"validation": rows}},
+            "evaluation": {"accuracy": accuracy},
+        }  # fmt: skip
+
+    results = {
+        "a": [run("softmax", 0.60)],
+        "b": [run("relu", 0.59)],
+        "c": [run("mhla", 0.59, steps=200), run("sla", 0.59, rows=5000)],  # softmax has no such run
+        "d": [run("softmax", 0.50, rows=500), run("elu", 0.55, rows=500)],  # has its own
+    }
+    for name, runs in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"experiment": "lra", "runs": runs}))
+    found = {(row.member, row.source): row.gain for row in gather(tmp_path)}
+    assert found == {("relu", "b.json"): pytest.approx(-1.0), ("elu", "d.json"): pytest.approx(5.0)}
+
+
 def test_the_nearest_length_counts_and_of_each_task_the_longest_training() -> None:
     rows = [
         ROW,

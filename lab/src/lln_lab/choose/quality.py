@@ -48,17 +48,33 @@ class Row:
 
 
 def gather(folder: Path) -> list[Row]:
-    """Every attention with its default options that was trained beside softmax, from the results in `folder`."""
-    rows = []
+    """Every attention with its default options that was trained beside softmax, from the results in `folder`.
+
+    A result without softmax is compared with the softmax of another one that trained alike.
+    """
+    results = {}
     for path in sorted(folder.rglob("*.json")):
         data = json.loads(path.read_text())
-        if data.get("experiment") not in EXPERIMENTS:
-            continue
-        # a label that is more than the attention's name: options, or steps of its own
-        runs = [run for run in data["runs"] if run["label"] == run["attention"] and run.get("evaluation")]
+        if data.get("experiment") in EXPERIMENTS:
+            # a label that is more than the attention's name: options, or steps of its own
+            runs = [run for run in data["runs"] if run["label"] == run["attention"] and run.get("evaluation")]
+            results[path.relative_to(folder).as_posix()] = runs
+    softmax = [run for runs in results.values() for run in runs if run["attention"] == "softmax"]
+    rows = []
+    for source, runs in results.items():
         for task in dict.fromkeys(run["task"] for run in runs):
-            rows += _of_task([run for run in runs if run["task"] == task], path.relative_to(folder).as_posix())
+            own = [run for run in runs if run["task"] == task]
+            if all(run["attention"] != "softmax" for run in own):
+                own += [run for run in softmax if _setting(run) in map(_setting, own)]
+            rows += _of_task(own, source)
     return rows
+
+
+def _setting(run: dict[str, Any]) -> tuple[Any, ...]:
+    """What runs of two results must share to be compared."""
+    budget = run["budget"]
+    trained = run["steps"], budget["batch"], budget["learning_rate"]
+    return run["task"], run["seed"], *trained, _length(run["model"]), run["data"]["rows"]
 
 
 def known() -> list[Row]:

@@ -17,7 +17,7 @@ from lln_lab.cli.choose import choose
 from lln_lab.cli.report import report
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-ROW = Row("elu", "text", 1024, False, 300, 3, -1.0, 2.0, "points", "lra.json")
+ROW = Row("elu", "text", 1024, False, 300, 3, -1.0, [-3.0, 1.0], "points", "lra.json")
 
 
 def test_the_rows_that_ship_are_those_of_the_repositorys_results() -> None:
@@ -40,7 +40,12 @@ def test_a_gain_is_the_mean_difference_to_softmax_of_the_same_seed(tmp_path: Pat
     (tmp_path / "b.json").write_text(json.dumps({"rows": []}))
     (row,) = gather(tmp_path)
     assert (row.member, row.seeds, row.length, row.unit) == ("lln", 2, 64, "nats")
-    assert row.gain == pytest.approx(0.3) and row.spread == pytest.approx(0.2828, abs=1e-3)
+    assert row.gain == pytest.approx(0.3) and row.interval is None, "two seeds decide nothing"
+    (tmp_path / "a.json").write_text(json.dumps({"experiment": "fig8", "runs": [*runs, run("softmax", 2, 0.3)]}))
+    (row,) = gather(tmp_path)
+    half = 4.3027 * 0.2 / 3**0.5  # Student's quantile, the standard deviation of 0.5, 0.1 and 0.3
+    assert row.interval == pytest.approx([0.3 - half, 0.3 + half], abs=1e-4) and not row.behind
+    assert str(row) == "mlm +0.3 [-0.2, +0.8] nats (64 tokens, 3 seeds)"
 
 
 def test_runs_without_softmax_are_compared_with_the_softmax_of_another_result_that_trained_alike(tmp_path: Path) -> None:
@@ -83,7 +88,8 @@ def test_the_order_puts_quality_before_speed_and_says_why() -> None:
         Timing("softmax", "ok", 4.0, 1.0, 1.0), Timing("elu", "ok", 1.0, 1.0, 0.25), Timing("lln", "ok", 2.0, 1.0, 0.5),
         Timing("relu", "ok", 0.5, 1.0, 0.1), Timing("tnn", "timeout"), Timing("performer", "ok", 3.0, 1.0, 0.7),
     ]  # fmt: skip
-    rows = [replace(ROW, gain=-3.0), replace(ROW, member="lln"), replace(ROW, member="performer", seeds=1, spread=0.0)]
+    rows = [replace(ROW, interval=[-3.0, -0.1]), replace(ROW, member="lln")]
+    rows += [replace(ROW, member="performer", seeds=1, interval=None)]
     asked = Asked(1024, 64, 2)
     places = rank(asked, timings, rows)
     assert [place.timing.member for place in places] == ["lln", "softmax", "relu", "performer", "elu", "tnn"]

@@ -1,7 +1,7 @@
 """What is known of quality: how far each attention was from softmax, task by task, in the repository's own results.
 
-A row is one attention on one task: the mean over seeds of its difference to the softmax run with the same seed, its spread, and
-how long the inputs were. Differences are in points of accuracy, or in nats of loss with the sign turned: more is better.
+A row is one attention on one task: the mean over seeds of its difference to the softmax run with the same seed, its 95 %
+interval (`lln_lab.experiments.pairs`), and how long the inputs were. Differences are in points of accuracy, or in nats of loss with the sign turned: more is better.
 `quality.json`, beside this file, is made by
 
     python -m lln_lab.choose.quality docs/results
@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lln_lab.experiments.grid import mean_and_spread
 
 FILE = "quality.json"
 EXPERIMENTS = ("fig8", "lra", "table1", "table3", "causal_lm")
@@ -32,19 +31,19 @@ class Row:
     steps: int
     seeds: int
     gain: float  # to softmax of the same seeds; more is better
-    spread: float  # of the gain over seeds; 0 for one seed
+    interval: list[float] | None  # of the gain; None for fewer than three seeds
     unit: str  # "points" or "nats"
     source: str  # file in docs/results
 
     @property
     def behind(self) -> bool:
-        """Whether it was behind softmax by more than the spread, over two seeds or more."""
-        return self.seeds > 1 and self.gain < -self.spread
+        """Whether the interval says so."""
+        return self.interval is not None and self.interval[1] < 0
 
     def __str__(self) -> str:
-        spread = f" ± {self.spread:.2g}" if self.seeds > 1 else ""
+        interval = " [{:+.2g}, {:+.2g}]".format(*self.interval) if self.interval is not None else ""
         seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.task} {self.gain:+.2g}{spread} {self.unit} ({self.length:,} tokens, {seeds})"
+        return f"{self.task} {self.gain:+.2g}{interval} {self.unit} ({self.length:,} tokens, {seeds})"
 
 
 def gather(folder: Path) -> list[Row]:
@@ -99,6 +98,9 @@ def nearest(rows: list[Row], member: str, length: int, causal: bool) -> list[Row
 
 
 def _of_task(runs: list[dict[str, Any]], source: str) -> list[Row]:
+    from lln_lab.experiments.evidence import FEWEST_SEEDS
+    from lln_lab.experiments.pairs import gain  # here: who only reads the rows needs no SciPy
+
     softmax = {run["seed"]: run for run in runs if run["attention"] == "softmax"}
     rows = []
     for member in sorted({run["attention"] for run in runs} - {"softmax"}):
@@ -106,11 +108,10 @@ def _of_task(runs: list[dict[str, Any]], source: str) -> list[Row]:
         gains = [_score(run)[0] - _score(softmax[run["seed"]])[0] for run in own]
         if not gains or not all(map(math.isfinite, gains)):
             continue
-        mean, spread = mean_and_spread(gains)
-        first = own[0]
+        found, first = gain(gains), own[0]
         rows.append(Row(
             member, first["task"], _length(first["model"]), first["model"].get("causal", False), first["steps"], len(gains),
-            mean, spread if len(gains) > 1 else 0.0, _score(first)[1], source,
+            found.mean, [found.low, found.high] if len(gains) >= FEWEST_SEEDS else None, _score(first)[1], source,
         ))  # fmt: skip
     return rows
 

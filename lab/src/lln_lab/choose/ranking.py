@@ -1,8 +1,8 @@
 """From timings and quality to an order with reasons.
 
-    1  trained beside softmax, and on no task behind it by more than the spread over seeds; softmax itself
-    2  trained with one seed, or never trained here
-    3  behind softmax by more than the spread on some task
+    1  trained beside softmax with three seeds or more, and on no task behind it by its 95 % interval; softmax itself
+    2  trained with one or two seeds, or never trained here
+    3  behind softmax by its interval on some task
     4  too slow or too large for the limits
 
 Inside a group the faster one comes first.
@@ -47,7 +47,7 @@ def _place(asked: Asked, timing: Timing, quality: list[Row]) -> Place:
         notes.append("not linear in the length")
     if asked.causal and asked.serving:
         notes.append("time of a prompt, not of a decoding step")
-    behind, decided = any(row.behind for row in quality), any(row.seeds > 1 for row in quality)
+    behind, decided = any(row.behind for row in quality), any(row.interval is not None for row in quality)
     group = 3 if behind else 1 if decided else 2
     return Place(timing, quality, group, "; ".join(notes))
 
@@ -58,7 +58,7 @@ def caveat(asked: Asked, places: list[Place]) -> str:
     told = [row for place in places for row in place.quality]
     steps = f"{min(row.steps for row in told):,} to {max(row.steps for row in told):,}" if told else "no"
     return (
-        f"{best.member} comes first: the fastest here of those that trained as well as softmax in small runs of {steps} steps. "
+        f"{best.member} comes first: the fastest here of those that were not behind softmax in small runs of {steps} steps. "
         "Those runs say how attentions compare at that size and budget, not on your task. "
         + (
             "Below a few hundred tokens softmax is often the best choice. "

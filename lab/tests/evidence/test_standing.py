@@ -15,7 +15,7 @@ from lln_lab.cli.reproduce_training import app as reproduce
 from lln_lab.evidence.ledger import entry, ledger
 from lln_lab.evidence.plan import OPPONENT, TASKS, task
 from lln_lab.evidence.plot import draw
-from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, in_time_only, standing
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, in_time_only, standing, step_times
 from lln_lab.experiments.figure import save
 from lln_lab.names import name_of
 from lln_lab.pages.evidence import page
@@ -62,15 +62,17 @@ def test_at_equal_time_softmax_has_the_steps_that_fit() -> None:
     assert found.minutes["softmax (760 steps)"] == pytest.approx(3.8) and found.minutes["lln_diag"] < 3.8
 
 
-def test_the_time_of_a_step_is_compared_with_softmax_of_the_same_seed_and_a_missing_comparison_is_told(
-    tmp_path: Path,
-) -> None:
-    """Seed 0 of LLN+Diag ran on a faster machine, without a softmax beside it."""
-    given = [r for r in runs() if (r["label"], r["seed"]) != ("softmax", 0)]
-    given = [{**r, "cpu_seconds_per_step": 0.01} if (r["label"], r["seed"]) == ("lln_diag", 0) else r for r in given]
-    assert standing(task("image"), {"runs": given}).step_times["lln_diag"] == pytest.approx(1 / 3)
-    for name, kept in (("image", given), ("text", [r for r in given if r["steps"] == 2000])):
-        write_result(tmp_path / f"{name}.json", {"runs": [{**r, "task": name} for r in kept]})
+def test_the_time_of_a_step_is_that_of_runs_that_took_turns_and_a_missing_comparison_is_told(tmp_path: Path) -> None:
+    """Not that of the long runs, which come from several machines."""
+    timed = [r for r in runs() if r["steps"] == 2000]
+    timed = [{**r, "cpu_seconds_per_step": 0.24} if (r["label"], r["seed"]) == ("lln", 0) else r for r in timed]
+    write_result(tmp_path / "image.json", {"runs": runs()})
+    write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in timed]})
+    assert "CPU time of a training step" not in page(tmp_path)
+    for name in ("image", "text"):
+        write_result(tmp_path / "steps" / f"{name}.json", {"runs": [{**r, "task": name} for r in timed]})
+    (image, *_) = ledger(tmp_path)
+    assert image.step_times == pytest.approx({"softmax": 1, "lln_diag": 1 / 3, "lln": 1 / 3, "near_far": 1 / 3})
     text = page(tmp_path)
     assert "| LRA Image | 1,024 | 0.33 | 0.33 | 0.33 | – |" in text and "at equal time: LRA Text." in text
 
@@ -113,7 +115,9 @@ def test_several_tasks_count_by_their_mean() -> None:
     given = [slow, fast, run("lln", 0, 0.7, name="sst2")]
     found = standing(task("glue"), {"runs": [*given, run("lln", 0, 0.6, name="qnli")]})
     assert found.softmax == pytest.approx(70.0) and found.equal_steps[0].gain.mean == pytest.approx(-5.0)
-    assert found.step_times["lln"] == pytest.approx(0.1 / 0.25)  # softmax's steps took 0.3 and 0.2 seconds
+    assert step_times({"runs": given})["softmax"] == 1.0
+    both = [*given, run("lln", 0, 0.6, name="qnli")]
+    assert step_times({"runs": both})["lln"] == pytest.approx(0.1 / 0.25)  # softmax's steps took 0.3 and 0.2 seconds
     assert found.lacks == ("a spread needs 3 seeds (there is 1)",)  # 70 % is more than halfway from 10 to 88.9
     given = [{**r, "data": {"guessing": 0.6}} for r in given]
     assert "needed: 74.4 %" in standing(task("glue"), {"runs": given}).lacks[1]
@@ -206,6 +210,11 @@ def test_a_planned_command_is_one_that_exists(planned: Any) -> None:
     more = ["--model", "."] if planned.converts else []
     context = group.commands[name].make_context(name, [*arguments, *more])
     assert context.params["seeds"] == 3
+    _, name, *arguments = planned.timing_command()
+    timed = group.commands[name].make_context(name, [*arguments, *more]).params
+    changed = {option for option, value in context.params.items() if timed[option] != value}
+    assert timed["steps"] == 24 and changed <= {"steps", "validation_rows", "attention"}
+    assert not any("#" in attention for attention in timed["attention"])
 
 
 @pytest.mark.parametrize("planned", TASKS, ids=lambda each: each.name)
@@ -219,6 +228,10 @@ def test_a_planned_length_is_that_of_the_models_that_ran(planned: Any) -> None:
 
 
 def test_unknown_tasks_and_a_missing_model_are_refused_in_words() -> None:
-    for arguments, told in ((["--task", "imge"], "choose from: image, mlm"), (["--task", "glue"], "give its folder")):
+    for arguments, told in (
+        (["--task", "imge"], "choose from: image, mlm"),
+        (["--task", "glue"], "give its folder"),
+        (["--time", "--seeds", "1"], "--time trains nothing to its end"),
+    ):
         result = CliRunner().invoke(app, ["evidence", *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == 2 and told in " ".join(result.output.split())

@@ -31,8 +31,12 @@ def evidence(
     ] = None,
     out: Annotated[Path, folder_to_write("Folder for runs and results.")] = Path("runs/evidence"),
     list_: Annotated[bool, typer.Option("--list", help="Show what has run and what is left, and stop.")] = False,
+    time: Annotated[
+        bool, typer.Option("--time", help="Only time a few steps of each attention, in turns; results go to OUT/steps.")
+    ] = False,
 ) -> None:
     """Train softmax, LLN, LLN+Diag, near-far attention and the best other one on eleven tasks. Resumes if interrupted."""
+    from lln_lab.evidence.ledger import STEPS
     from lln_lab.evidence.plan import SEEDS, TASKS
     from lln_lab.evidence.plan import task as named
 
@@ -40,6 +44,9 @@ def evidence(
     if list_:
         _show(known or out)
         return
+    if time and (seeds is not None or known is not None):
+        raise typer.BadParameter("--time trains nothing to its end: --seeds and --known do not go with it")
+    place = out / STEPS if time else out
     for each in chosen:
         if each.converts and model is None:
             if task:
@@ -48,7 +55,8 @@ def evidence(
                 )
             Console().print(f"{each.name} left out: it needs --model", highlight=False)
             continue
-        given = [*each.command(seeds or SEEDS), "--out", str(out / each.name)]
+        given = each.timing_command() if time else each.command(seeds or SEEDS)
+        given += ["--out", str(place / each.name)]
         given += ["--data", data] if data and not each.embedded else []
         given += ["--model", str(model)] if each.converts else []
         if known is not None and (before := known / f"{each.name}.json").exists():
@@ -57,8 +65,9 @@ def evidence(
         ended = subprocess.run([sys.executable, "-m", "lln_cli", *given], check=False, env=kept).returncode
         if ended:
             raise typer.Exit(ended)
-        shutil.copy(out / each.name / f"{each.experiment}.json", out / f"{each.name}.json")
-    _show(out)
+        shutil.copy(place / each.name / f"{each.experiment}.json", place / f"{each.name}.json")
+    if not time:
+        _show(out)
 
 
 def _show(folder: Path) -> None:

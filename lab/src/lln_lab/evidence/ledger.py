@@ -1,4 +1,7 @@
-"""What has run of the plan and what is left, from a folder with a result for each task: image.json, mlm.json, …"""
+"""What has run of the plan and what is left, from a folder with a result for each task: image.json, mlm.json, …
+
+Its folder steps/ holds what `lln evidence --time` measured, under the same names.
+"""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lln_lab.evidence.plan import SEEDS, TASKS, Task
-from lln_lab.evidence.standing import Standing, minutes, standing
+from lln_lab.evidence.standing import Standing, minutes, standing, step_times
+
+STEPS = "steps"  # the folder below, with runs that were only timed
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Entry:
     planned: int
     minutes: float  # CPU minutes spent
     standing: Standing | None  # None: softmax has not run yet
+    step_times: dict[str, float]  # CPU time of a step by attention, softmax = 1; {} where it was not measured
 
     @property
     def left(self) -> int:
@@ -28,18 +34,19 @@ class Entry:
 
 
 def ledger(folder: Path) -> list[Entry]:
-    return [entry(task, _read(folder / f"{task.name}.json")) for task in TASKS]
+    return [entry(task, *(_read(place / f"{task.name}.json") for place in (folder, folder / STEPS))) for task in TASKS]
 
 
-def entry(task: Task, found: dict[str, Any] | None) -> Entry:
+def entry(task: Task, found: dict[str, Any] | None, timed: dict[str, Any] | None = None) -> Entry:
     planned = SEEDS * (len(task.attentions) + bool(task.equal_time)) * task.parts
+    times = {} if timed is None else step_times(timed)
     if found is None:
-        return Entry(task, 0, planned, 0.0, None)
+        return Entry(task, 0, planned, 0.0, None, times)
     runs = found["runs"]
     as_planned = [run for run in runs if task.steps is None or run["steps"] in (task.steps, task.equal_time)]
     spent = sum(minutes(runs, run["label"]) for run in runs)
     trained = any(run["label"] == "softmax" for run in runs)
-    return Entry(task, len(as_planned), planned, spent, standing(task, found) if trained else None)
+    return Entry(task, len(as_planned), planned, spent, standing(task, found) if trained else None, times)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ OPPONENT = "mala"
 COMPARED = (*OURS, OPPONENT)
 CONVERTED = ("softmax", "lln_diag", "near_far")  # of a pretrained encoder
 SEEDS = 3
+TIMED = {"--steps": "24", "--validation-rows": "16"}  # of runs that are only there for the time of their steps
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,18 @@ class Task:
 
     def command(self, seeds: int = SEEDS) -> list[str]:
         """The arguments of `lln`, without data and folder."""
-        compared = [*self.attentions, *([f"softmax#{self.equal_time}"] if self.equal_time else [])]
-        named = [part for attention in compared for part in ("--attention", attention)]
-        return ["reproduce", *self.arguments, *named, "--seeds", str(seeds)]
+        return self._command(self.arguments, [f"softmax#{self.equal_time}"] if self.equal_time else [], seeds)
+
+    def timing_command(self) -> list[str]:
+        """The same for a few steps of each attention, seed by seed and so in turns."""
+        given = zip(self.arguments[1::2], self.arguments[2::2], strict=True)
+        kept = [part for option, value in given if option not in TIMED for part in (option, value)]
+        timed = [part for option in TIMED.items() for part in option]
+        return self._command((self.arguments[0], *kept, *timed), [], SEEDS)
+
+    def _command(self, arguments: tuple[str, ...], more: list[str], seeds: int) -> list[str]:
+        named = [part for attention in (*self.attentions, *more) for part in ("--attention", attention)]
+        return ["reproduce", *arguments, *named, "--seeds", str(seeds)]
 
 
 def _arena(task: str, steps: int, *more: str) -> tuple[str, ...]:

@@ -52,7 +52,6 @@ class Standing:
     softmax_in_time: tuple[float, int] | None  # score and steps of softmax in LLN+Diag's time
     equal_time: tuple[Compared, ...]
     minutes: dict[str, float]  # CPU minutes of a run by label, mean over seeds
-    step_times: dict[str, float]  # CPU time of a step by attention, softmax = 1
     lacks: tuple[str, ...]  # what a verdict needs and the runs do not have
     guessing: float | None = None  # the score of who has learned nothing, where it was recorded
     level: float | None = None  # that of who has learned the task, where there is one
@@ -103,7 +102,6 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
         softmax_in_time=(fmean(_score(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
         equal_time=against(shorter[0]["label"]) if shorter else (),
         minutes={label: minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
-        step_times=step_times(runs),
         lacks=tuple(
             missing(runs, runs[0]["task"], ["softmax", *(with_seeds or ours)])
         ),  # others are open by themselves
@@ -129,7 +127,6 @@ def in_time_only(task: Task, found: dict[str, Any]) -> Standing:
         softmax_in_time=(reached, steps),
         equal_time=tuple(_compared(runs, name, label, points, len(own), False) for name in own),
         minutes={each: minutes(runs, each) for each in dict.fromkeys(r["label"] for r in runs)},
-        step_times=step_times(runs),
         lacks=tuple(missing(runs, runs[0]["task"], [label, *own], learner=label)),
     )
 
@@ -173,11 +170,14 @@ def minutes(runs: Sequence[dict[str, Any]], label: str) -> float:
     return fmean(r["cpu_seconds_per_step"] * r["steps"] / 60 for r in own) if own else 0.0
 
 
-def step_times(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """CPU time of a step by label, softmax = 1: the median over seeds of its ratio to softmax's with the same seed."""
-    timed = {(r["label"], r["seed"]): r["cpu_seconds_per_step"] for r in runs if r["cpu_seconds_per_step"] is not None}
+def step_times(found: dict[str, Any]) -> dict[str, float]:
+    """CPU time of a step by attention, softmax = 1: the median over seeds of its ratio to softmax's with the same seed.
+
+    `found` is a result whose runs took turns on one machine (`lln evidence --time`): times of runs that did not are not
+    comparable.
+    """
+    timed = {(r["label"], r["seed"]): r["cpu_seconds_per_step"] for r in _one_task(found["runs"])}
     ratios: dict[str, list[float]] = {}
     for (label, seed), seconds in timed.items():
-        if ("softmax", seed) in timed:
-            ratios.setdefault(label, []).append(seconds / timed["softmax", seed])
+        ratios.setdefault(label, []).append(seconds / timed["softmax", seed])
     return {label: median(each) for label, each in ratios.items()}

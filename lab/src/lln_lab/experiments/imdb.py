@@ -185,21 +185,21 @@ def table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for label in dict.fromkeys(r["label"] for r in results):
         own = [r for r in results if r["label"] == label]
         gained = gains(results, label, "softmax", scores.points)
-        step = [r["cpu_seconds_per_step"] for r in own if r["cpu_seconds_per_step"]]
-        read = [r["evaluation_cpu_seconds"] for r in own if r.get("evaluation_cpu_seconds")]
+        first = min(own, key=lambda r: r["seed"])
+        step, read = first["cpu_seconds_per_step"], first.get("evaluation_cpu_seconds")
         rows.append([
             label, scores.percent([scores.score_of(r) for r in own]), len(own),
             gain(gained).told(".2f") if gained and label != "softmax" else None,
-            round(min(step), 2) if step else None,
-            round(min(step) * own[0]["steps"] / 60, 1) if step else None,
-            round(min(read) / 60, 1) if read else None,
+            round(step, 2) if step else None,
+            round(step * first["steps"] / 60, 1) if step else None,
+            round(read / 60, 1) if read else None,
             round(own[0]["saved_bytes"] / 2**20, 1),
         ])  # fmt: skip
     return {
         "title": "Accuracy, time and memory",
         "note": "Same reviews in the same order for all; ± is the standard deviation over seeds; to softmax: mean difference "
-        "in points to the run with the same seed, and its 95 % interval; CPU time of the fastest seed; megabytes kept for the "
-        "backward pass of one step, counted.",
+        "in points to the run with the same seed, and its 95 % interval; CPU time of the first seed, whose runs followed each other on one "
+        "machine; megabytes kept for the backward pass of one step, counted.",
         "columns": [
             "attention",
             "accuracy [%]",

@@ -48,7 +48,9 @@ def test_a_gain_is_the_mean_difference_to_softmax_of_the_same_seed(tmp_path: Pat
     assert str(row) == "mlm +0.3 [-0.2, +0.8] nats (64 tokens, 3 seeds)"
 
 
-def test_runs_without_softmax_are_compared_with_the_softmax_of_another_result_that_trained_alike(tmp_path: Path) -> None:
+def test_runs_without_softmax_are_compared_with_the_softmax_of_another_result_that_trained_alike(
+    tmp_path: Path,
+) -> None:
     def run(attention: str, accuracy: float, steps: int = 300, rows: int = 1000) -> dict[str, Any]:
         return {
             "task": "text", "attention": attention, "label": attention, "seed": 0, "steps": steps,

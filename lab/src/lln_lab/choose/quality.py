@@ -1,7 +1,8 @@
 """What is known of quality: how far each attention was from softmax, task by task, in the repository's own results.
 
 A row is one attention on one task: the mean over seeds of its difference to the softmax run with the same seed, its 95 %
-interval (`lln_lab.experiments.pairs`), and how long the inputs were. Differences are in points of accuracy, or in nats of loss with the sign turned: more is better.
+interval (`lln_lab.experiments.pairs`), and how long the inputs were. Differences are in points of accuracy, or in nats of loss
+with the sign turned: more is better.
 `quality.json`, beside this file, is made by
 
     python -m lln_lab.choose.quality docs/results
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
 
 FILE = "quality.json"
 EXPERIMENTS = ("fig8", "lra", "table1", "table3", "causal_lm")

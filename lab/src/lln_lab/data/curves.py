@@ -3,8 +3,8 @@
 The discs are at both ends of one long curve (label 1), or at one end of each (label 0). Lengths are those of the Long
 Range Arena's easy 32 x 32 pictures, in pixels, and grow with the size. A point (x, y) is the complex number x + iy.
 
-Six dashes and no other number: drawn like this with 3, 9 or 14, pictures give their label away to a classifier that sees no more
-than where the discs are.
+Six dashes and no other number: drawn like this with 3, 9 or 14, pictures give their label away to a classifier that sees no
+more than where the discs are.
 """
 
 import functools

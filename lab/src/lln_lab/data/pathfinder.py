@@ -29,7 +29,9 @@ class Pathfinder:
     def __post_init__(self) -> None:
         if self.size < 32 or self.dashes not in RELEASED:
             known = ", ".join(map(str, RELEASED))
-            raise ValueError(f"the size must be at least 32, the dashes one of {known}; got {self.size} and {self.dashes}")
+            raise ValueError(
+                f"the size must be at least 32, the dashes one of {known}; got {self.size} and {self.dashes}"
+            )
 
     def embedded(self, seed: int) -> TaskData:
         if self.dashes != curves.DASHES:

@@ -198,8 +198,8 @@ def table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": "Accuracy, time and memory",
         "note": "Same reviews in the same order for all; ± is the standard deviation over seeds; to softmax: mean difference "
-        "in points to the run with the same seed, and its 95 % interval; CPU time of the first seed, whose runs followed each other on one "
-        "machine; megabytes kept for the backward pass of one step, counted.",
+        "in points to the run with the same seed, and its 95 % interval; CPU time of the first seed, whose runs followed each "
+        "other on one machine; megabytes kept for the backward pass of one step, counted.",
         "columns": [
             "attention",
             "accuracy [%]",

@@ -131,8 +131,8 @@ def _length(model: dict[str, Any]) -> int:
 
 
 def main(folder: str) -> None:
-    rows = [asdict(row) for row in gather(Path(folder))]
-    (Path(__file__).parent / FILE).write_text(json.dumps(rows, indent=1) + "\n")
+    rows = [json.dumps(asdict(row)) for row in gather(Path(folder))]
+    (Path(__file__).parent / FILE).write_text("[\n" + ",\n".join(rows) + "\n]\n")  # a line each
     print(f"{len(rows)} rows written to {FILE}")
 
 

@@ -53,6 +53,23 @@ def test_it_runs_from_end_to_end_with_positions_stretched(model: Path, tmp_path:
     assert "another run" in invoke("--model", str(model), *given, *few[:-1], "96", "--out", str(tmp_path), expected=2)
 
 
+def test_at_equal_time_the_table_compares_with_the_softmax_that_ran(model: Path, tmp_path: Path) -> None:
+    given = (
+        "--attention",
+        "near_far:block_size=16",
+        "--attention",
+        "softmax#1",
+        "--steps",
+        "2",
+        "--validation-rows",
+        "8",
+    )
+    invoke("--model", str(model), *given, "--seeds", "2", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "imdb.json").read_text())
+    to_softmax = {row[0]: row[3] for row in found["tables"][0]["rows"]}
+    assert to_softmax["softmax (1 steps)"] is None and to_softmax["near_far (block_size=16)"].count("[") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

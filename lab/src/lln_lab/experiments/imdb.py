@@ -181,15 +181,19 @@ def planned(settings: Settings, model: str | None = None) -> list[Planned]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    rows = []
-    for label in dict.fromkeys(r["label"] for r in results):
+    rows, labels = [], list(dict.fromkeys(r["label"] for r in results))
+    softmax = [
+        label for label in labels if label.startswith("softmax")
+    ]  # with steps of its own, where it has no others
+    other = "softmax" if "softmax" in softmax else softmax[0] if softmax else ""
+    for label in labels:
         own = [r for r in results if r["label"] == label]
-        gained = gains(results, label, "softmax", scores.points)
+        gained = gains(results, label, other, scores.points)
         first = min(own, key=lambda r: r["seed"])
         step, read = first["cpu_seconds_per_step"], first.get("evaluation_cpu_seconds")
         rows.append([
             label, scores.percent([scores.score_of(r) for r in own]), len(own),
-            gain(gained).told(".2f") if gained and label != "softmax" else None,
+            gain(gained).told(".2f") if gained and label != other else None,
             round(step, 2) if step else None,
             round(step * first["steps"] / 60, 1) if step else None,
             round(read / 60, 1) if read else None,

@@ -151,7 +151,7 @@ def equal_time(entries: list[Entry], longer: list[Standing]) -> list[str]:
 
 
 def step_times(entries: list[Entry], beyond: set[str]) -> list[str]:
-    """How much time a step takes, and which comparisons at equal time are missing: neither planned nor run `beyond` the plan."""
+    """How much time a step takes, and which comparisons at equal time are missing: not planned, nor run `beyond` the plan."""
     rows, missing = [], []
     for entry in (each for each in entries if each.step_times):
         times = entry.step_times

@@ -127,7 +127,7 @@ def test_the_ledger_counts_what_is_left_and_the_page_says_it(tmp_path: Path) -> 
     write_result(tmp_path / "image.json", {"runs": runs()})
     found = {each.task.name: each for each in ledger(tmp_path)}
     assert (found["image"].done, found["image"].left) == (15, 3) and found["text"].left == 18  # the opponent is left
-    assert entry(task("glue"), None).planned == 36
+    assert entry(task("glue"), None).planned == 48
     text = page(tmp_path)
     assert "1 of 11 tasks have three seeds" in text and "15 of 18" in text and "0 of 18" in text
     assert "**LLN+Diag**: at equal steps 1 ahead; at equal time 1 ahead." in text

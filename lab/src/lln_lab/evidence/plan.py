@@ -104,6 +104,7 @@ TASKS = (
         ("table1", "--precision", "bfloat16"),
         "table1",
         attentions=CONVERTED,
+        equal_time=310,
         converts=True,
         parts=4,
         note="the mean of SST-2, QNLI, MNLI and QQP after the best pre-training there is, all-MiniLM-L6-v2's, fine-tuned on "

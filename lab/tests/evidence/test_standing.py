@@ -213,7 +213,7 @@ def test_a_planned_command_is_one_that_exists(planned: Any) -> None:
     _, name, *arguments = planned.timing_command()
     timed = group.commands[name].make_context(name, [*arguments, *more]).params
     changed = {option for option, value in context.params.items() if timed[option] != value}
-    assert timed["steps"] == 24 and changed <= {"steps", "validation_rows", "attention"}
+    assert timed["steps"] == 12 and changed <= {"steps", "validation_rows", "attention"}
     assert not any("#" in attention for attention in timed["attention"])
 
 

@@ -12,7 +12,7 @@ OPPONENT = "mala"
 COMPARED = (*OURS, OPPONENT)
 CONVERTED = ("softmax", "lln_diag", "near_far")  # of a pretrained encoder
 SEEDS = 3
-TIMED = {"--steps": "24", "--validation-rows": "16"}  # of runs that are only there for the time of their steps
+TIMED = {"--steps": "12", "--validation-rows": "16"}  # of runs that are only there for the time of their steps
 
 
 @dataclass(frozen=True)

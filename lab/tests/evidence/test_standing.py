@@ -15,7 +15,8 @@ from lln_lab.cli.reproduce_training import app as reproduce
 from lln_lab.evidence.ledger import entry, ledger
 from lln_lab.evidence.plan import OPPONENT, TASKS, task
 from lln_lab.evidence.plot import draw
-from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, in_time_only, standing, step_times
+from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, OPEN, in_time_only, standing
+from lln_lab.evidence.step_times import keep, ratios, seconds_of
 from lln_lab.experiments.figure import save
 from lln_lab.names import name_of
 from lln_lab.pages.evidence import page
@@ -70,7 +71,8 @@ def test_the_time_of_a_step_is_that_of_runs_that_took_turns_and_a_missing_compar
     write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in timed]})
     assert "CPU time of a training step" not in page(tmp_path)
     for name in ("image", "text"):
-        write_result(tmp_path / "steps" / f"{name}.json", {"runs": [{**r, "task": name} for r in timed]})
+        write_result(tmp_path / "of_a_task.json", {"runs": [{**r, "task": name} for r in timed]})
+        keep(tmp_path, name, tmp_path / "of_a_task.json")
     (image, *_) = ledger(tmp_path)
     assert image.step_times == pytest.approx({"softmax": 1, "lln_diag": 1 / 3, "lln": 1 / 3, "near_far": 1 / 3})
     text = page(tmp_path)
@@ -115,9 +117,8 @@ def test_several_tasks_count_by_their_mean() -> None:
     given = [slow, fast, run("lln", 0, 0.7, name="sst2")]
     found = standing(task("glue"), {"runs": [*given, run("lln", 0, 0.6, name="qnli")]})
     assert found.softmax == pytest.approx(70.0) and found.equal_steps[0].gain.mean == pytest.approx(-5.0)
-    assert step_times({"runs": given})["softmax"] == 1.0
-    both = [*given, run("lln", 0, 0.6, name="qnli")]
-    assert step_times({"runs": both})["lln"] == pytest.approx(0.1 / 0.25)  # softmax's steps took 0.3 and 0.2 seconds
+    times = ratios(seconds_of([*given, run("lln", 0, 0.6, name="qnli")]))
+    assert times == {"softmax": 1.0, "lln": pytest.approx(0.1 / 0.25)}  # softmax's steps took 0.3 and 0.2 seconds
     assert found.lacks == ("a spread needs 3 seeds (there is 1)",)  # 70 % is more than halfway from 10 to 88.9
     given = [{**r, "data": {"guessing": 0.6}} for r in given]
     assert "needed: 74.4 %" in standing(task("glue"), {"runs": given}).lacks[1]

@@ -32,13 +32,13 @@ def evidence(
     out: Annotated[Path, folder_to_write("Folder for runs and results.")] = Path("runs/evidence"),
     list_: Annotated[bool, typer.Option("--list", help="Show what has run and what is left, and stop.")] = False,
     time: Annotated[
-        bool, typer.Option("--time", help="Only time a few steps of each attention, in turns; results go to OUT/steps.")
+        bool, typer.Option("--time", help="Only time a few steps of each attention, in turns: OUT/step_times.json.")
     ] = False,
 ) -> None:
     """Train softmax, LLN, LLN+Diag, near-far attention and the best other one on eleven tasks. Resumes if interrupted."""
-    from lln_lab.evidence.ledger import STEPS
     from lln_lab.evidence.plan import SEEDS, TASKS
     from lln_lab.evidence.plan import task as named
+    from lln_lab.evidence.step_times import keep
 
     chosen = [named(name) for name in task] if task else list(TASKS)
     if list_:
@@ -46,7 +46,7 @@ def evidence(
         return
     if time and (seeds is not None or known is not None):
         raise typer.BadParameter("--time trains nothing to its end: --seeds and --known do not go with it")
-    place = out / STEPS if time else out
+    place = out / "timed" if time else out  # the runs: those of another number of steps have folders of their own
     for each in chosen:
         if each.converts and model is None:
             if task:
@@ -65,7 +65,11 @@ def evidence(
         ended = subprocess.run([sys.executable, "-m", "lln_cli", *given], check=False, env=kept).returncode
         if ended:
             raise typer.Exit(ended)
-        shutil.copy(place / each.name / f"{each.experiment}.json", place / f"{each.name}.json")
+        result = place / each.name / f"{each.experiment}.json"
+        if time:
+            keep(out, each.name, result)
+        else:
+            shutil.copy(result, out / f"{each.name}.json")
     if not time:
         _show(out)
 

@@ -1,7 +1,4 @@
-"""What has run of the plan and what is left, from a folder with a result for each task: image.json, mlm.json, …
-
-Its folder steps/ holds what `lln evidence --time` measured, under the same names.
-"""
+"""What has run of the plan and what is left, from a folder with a result for each task: image.json, mlm.json, …"""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lln_lab.evidence.plan import SEEDS, TASKS, Task
-from lln_lab.evidence.standing import Standing, minutes, standing, step_times
-
-STEPS = "steps"  # the folder below, with runs that were only timed
+from lln_lab.evidence.standing import Standing, minutes, standing
+from lln_lab.evidence.step_times import ratios, read
 
 
 @dataclass(frozen=True)
@@ -34,12 +30,13 @@ class Entry:
 
 
 def ledger(folder: Path) -> list[Entry]:
-    return [entry(task, *(_read(place / f"{task.name}.json") for place in (folder, folder / STEPS))) for task in TASKS]
+    timed = read(folder)
+    return [entry(task, _read(folder / f"{task.name}.json"), timed.get(task.name)) for task in TASKS]
 
 
 def entry(task: Task, found: dict[str, Any] | None, timed: dict[str, Any] | None = None) -> Entry:
     planned = SEEDS * (len(task.attentions) + bool(task.equal_time)) * task.parts
-    times = {} if timed is None else step_times(timed)
+    times = {} if timed is None else ratios(timed["seconds"])
     if found is None:
         return Entry(task, 0, planned, 0.0, None, times)
     runs = found["runs"]

@@ -8,7 +8,7 @@ for the steps that fit into LLN+Diag's CPU time, with a schedule that ends there
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from lln_lab.evidence.plan import COMPARED, OURS, SEEDS, Task
@@ -168,16 +168,3 @@ def minutes(runs: Sequence[dict[str, Any]], label: str) -> float:
     """CPU minutes of one run, over seeds. A run resumed after its last step has no time of its own."""
     own = [r for r in runs if r["label"] == label and r["cpu_seconds_per_step"] is not None]
     return fmean(r["cpu_seconds_per_step"] * r["steps"] / 60 for r in own) if own else 0.0
-
-
-def step_times(found: dict[str, Any]) -> dict[str, float]:
-    """CPU time of a step by attention, softmax = 1: the median over seeds of its ratio to softmax's with the same seed.
-
-    `found` is a result whose runs took turns on one machine (`lln evidence --time`): times of runs that did not are not
-    comparable.
-    """
-    timed = {(r["label"], r["seed"]): r["cpu_seconds_per_step"] for r in _one_task(found["runs"])}
-    ratios: dict[str, list[float]] = {}
-    for (label, seed), seconds in timed.items():
-        ratios.setdefault(label, []).append(seconds / timed["softmax", seed])
-    return {label: median(each) for label, each in ratios.items()}

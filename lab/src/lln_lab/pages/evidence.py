@@ -42,8 +42,8 @@ TIME = (
 STEP_TIMES = (
     f"CPU time of a training step of the whole model on one core, softmax = 1: {TIMED['--steps']} steps of each attention in "
     f"turns on the task's own data, at the beginning of training; the median over {SEEDS} rounds (`lln evidence --time`, "
-    "[results](results/evidence/steps/image.json), commands inside). Minutes of the long runs do not compare so well: they "
-    "come from several sessions and machines. Where LLN+Diag and near-far take more than "
+    "[step_times.json](results/evidence/step_times.json), commands inside). Minutes of the long runs do not compare so well: "
+    "they come from several sessions and machines. Where LLN+Diag and near-far take more than "
     f"{ALIKE_TIME} of softmax's time, softmax has no shorter run of its own: it would have nearly as many steps."
 )
 DOCUMENTS = """## A pretrained encoder on long documents

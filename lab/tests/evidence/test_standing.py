@@ -94,6 +94,16 @@ def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_tim
     assert "| 1,024 | 2,000 | 30.9 |" in row and "**ahead**" in row
 
 
+def test_tasks_without_a_verdict_are_listed_with_the_reason_and_what_is_known(tmp_path: Path) -> None:
+    write_result(tmp_path / "image.json", {"runs": runs()})
+    write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in runs(seeds=2)]})
+    write_result(tmp_path / "pathfinder.json", {"runs": [run("lln_diag", 0, 0.502, 6000, "pathfinder")]})
+    told = page(tmp_path).partition("## Without a verdict")[2].partition("\n## ")[0]
+    assert "LRA Image" not in told and "- **LRA Text**: a spread needs 3 seeds" in told
+    assert "softmax has not run beside the others; LLN+Diag 50.2 % after 6,000 steps (one seed). Guessing" in told
+    assert "- **Dogs vs cats**: nothing has run yet." in told
+
+
 def test_less_loss_is_better() -> None:
     given = [{**r, "task": "mlm", "evaluation": {"loss": r["evaluation"]["accuracy"]}} for r in runs()]
     given = [{**r, "data": {"guessing": 2.0}} for r in given if r["label"] in ("softmax", "lln", "lln_diag")]

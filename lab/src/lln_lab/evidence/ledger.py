@@ -3,11 +3,23 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lln_lab.evidence.plan import SEEDS, TASKS, Task
 from lln_lab.evidence.standing import Standing, minutes, standing
 from lln_lab.evidence.step_times import ratios, read
+from lln_lab.experiments.scores import points
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The mean score of one attention, whether or not softmax ran beside it."""
+
+    label: str
+    steps: int
+    seeds: int
+    percent: float
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class Entry:
     minutes: float  # CPU minutes spent
     standing: Standing | None  # None: softmax has not run yet
     step_times: dict[str, float]  # CPU time of a step by attention, softmax = 1; {} where it was not measured
+    reached: tuple[Reached, ...] = ()  # where softmax has not run
 
     @property
     def left(self) -> int:
@@ -43,7 +56,18 @@ def entry(task: Task, found: dict[str, Any] | None, timed: dict[str, Any] | None
     as_planned = [run for run in runs if task.steps is None or run["steps"] in (task.steps, task.equal_time)]
     spent = sum(minutes(runs, run["label"]) for run in runs)
     trained = any(run["label"] == "softmax" for run in runs)
-    return Entry(task, len(as_planned), planned, spent, standing(task, found) if trained else None, times)
+    if trained:
+        return Entry(task, len(as_planned), planned, spent, standing(task, found), times)
+    return Entry(task, len(as_planned), planned, spent, None, times, reached(runs))
+
+
+def reached(runs: list[dict[str, Any]]) -> tuple[Reached, ...]:
+    labels = {
+        label: [run for run in runs if run["label"] == label] for label in dict.fromkeys(r["label"] for r in runs)
+    }
+    return tuple(
+        Reached(label, own[0]["steps"], len(own), fmean(points(run) for run in own)) for label, own in labels.items()
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -93,6 +93,7 @@ def page(folder: Path) -> str:
     ]
     lines += [
         *learned(entries),
+        *without_verdict(entries),
         *documents(folder),
         *small_blocks(folder),
         *short_runs(folder.parent),
@@ -249,6 +250,28 @@ def learned(entries: list[Entry]) -> list[str]:
         *rows,
         "",
     ]
+
+
+def without_verdict(entries: list[Entry]) -> list[str]:
+    """What is known of the tasks that decide nothing, and why they do not."""
+    lines = []
+    for entry in entries:
+        if entry.standing is None:
+            scores = [
+                f"{name_of(r.label)} {r.percent:.1f} % after {r.steps:,} steps ({_seeds(r.seeds)})"
+                for r in entry.reached
+            ]
+            why = f"softmax has not run beside the others; {', '.join(scores)}" if scores else "nothing has run yet"
+        elif entry.standing.lacks:
+            why = "; ".join(entry.standing.lacks)
+        else:
+            continue
+        lines.append(f"- **{entry.task.title}**: {why}." + (f" {entry.task.open}" if entry.task.open else ""))
+    return ["## Without a verdict", "", *lines, ""] if lines else []
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def documents(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lln_lab.evidence.plan import task
-from lln_lab.evidence.standing import AHEAD, in_time_only, standing
+from lln_lab.evidence.standing import AHEAD, BEHIND, in_time_only, standing
 from lln_lab.names import name_of
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +87,21 @@ def converted_encoder() -> list[str]:
     ]
 
 
+def fine_tuned_encoder() -> list[str]:
+    read, more = (
+        standing(task("imdb"), result("evidence/imdb")),
+        in_time_only(task("imdb"), result("evidence/imdb_1250")),
+    )
+    of = {each.attention: each for each in read.equal_steps}
+    (near_far,) = more.equal_time
+    assert of["lln_diag"].outcome == BEHIND and not more.lacks
+    return [
+        f"softmax {read.softmax:.1f} %, near-far {of['near_far'].score:.1f} % in",
+        f"LLN+Diag {of['lln_diag'].score:.1f} %, behind",
+        f"on 10,000 reviews near-far {near_far.score:.1f} %, softmax in the same time (7,800 reviews) {more.softmax:.1f} %",
+    ]
+
+
 def converted_language_model() -> list[str]:
     found = result("distil_smollm2_near_far")
     before, after = found["converted"]["long"], found["distilled"]["long"]
@@ -106,6 +121,7 @@ def converted_language_model() -> list[str]:
         encoding,
         decoding,
         converted_encoder,
+        fine_tuned_encoder,
         converted_language_model,
     ],
 )

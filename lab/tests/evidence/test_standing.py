@@ -97,10 +97,18 @@ def test_a_longer_budget_is_compared_at_equal_time_where_softmax_ran_in_that_tim
 def test_tasks_without_a_verdict_are_listed_with_the_reason_and_what_is_known(tmp_path: Path) -> None:
     write_result(tmp_path / "image.json", {"runs": runs()})
     write_result(tmp_path / "text.json", {"runs": [{**r, "task": "text"} for r in runs(seeds=2)]})
-    write_result(tmp_path / "pathfinder.json", {"runs": [run("lln_diag", 0, 0.502, 6000, "pathfinder")]})
+    write_result(
+        tmp_path / "pathfinder.json",
+        {
+            "runs": [
+                run("lln_diag", 0, 0.502, 6000, "pathfinder"),
+                run("softmax (2,100 steps)", 0, 0.49, 2100, "pathfinder"),
+            ]
+        },
+    )
     told = page(tmp_path).partition("## Without a verdict")[2].partition("\n## ")[0]
     assert "LRA Image" not in told and "- **LRA Text**: a spread needs 3 seeds" in told
-    assert "softmax has not run beside the others; LLN+Diag 50.2 % after 6,000 steps (one seed). Guessing" in told
+    assert "as long as the others; LLN+Diag 50.2 % after 6,000 steps (one seed), softmax 49.0 % after 2,100" in told
     assert "- **Dogs vs cats**: nothing has run yet." in told
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from lln_lab.evidence.first_round import FILES, best_of_the_others, first_round
-from lln_lab.evidence.ledger import Entry, ledger
+from lln_lab.evidence.ledger import Entry, Reached, ledger
 from lln_lab.evidence.plan import COMPARED, OPPONENT, SEEDS, TIMED, task
 from lln_lab.evidence.plot import draw
 from lln_lab.evidence.standing import AHEAD, ALIKE, BEHIND, Compared, Standing, in_time_only
@@ -259,16 +259,24 @@ def without_verdict(entries: list[Entry]) -> list[str]:
     for entry in entries:
         if entry.standing is None:
             scores = [
-                f"{name_of(r.label)} {r.percent:.1f} % after {r.steps:,} steps ({_seeds(r.seeds)})"
+                f"{_without_steps(r)} {r.percent:.1f} % after {r.steps:,} steps ({_seeds(r.seeds)})"
                 for r in entry.reached
             ]
-            why = f"softmax has not run beside the others; {', '.join(scores)}" if scores else "nothing has run yet"
+            why = (
+                f"softmax has not run for as long as the others; {', '.join(scores)}"
+                if scores
+                else "nothing has run yet"
+            )
         elif entry.standing.lacks:
             why = "; ".join(entry.standing.lacks)
         else:
             continue
         lines.append(f"- **{entry.task.title}**: {why}." + (f" {entry.task.open}" if entry.task.open else ""))
     return ["## Without a verdict", "", *lines, ""] if lines else []
+
+
+def _without_steps(one: Reached) -> str:
+    return name_of(one.label).removesuffix(f" ({one.steps:,} steps)")
 
 
 def _seeds(count: int) -> str:

@@ -62,6 +62,8 @@ def main() -> None:
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         (given.out / "losses.txt").write_text("\n".join(map(str, losses)) + "\n")
         print(f"loss {losses[0]:.3f} at the first step, {losses[-1]:.3f} at the last")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # a process that just ends while others still work may abort
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 from lln.results import write_result
 
 FILE = "step_times.json"
+TITLE = "CPU time of a training step, softmax = 1"
 Seconds = Mapping[str, list[float]]  # label -> of a step, round by round
 
 
@@ -40,7 +41,21 @@ def keep(folder: Path, task: str, result: Path) -> Path:
     """Put what a result measured beside what is known of other tasks."""
     found = json.loads(result.read_text())
     measured = {"command": found["provenance"]["command"], "seconds": seconds_of(found["runs"])}
-    return write_result(folder / FILE, {"experiment": "step_times", "tasks": {**read(folder), task: measured}})
+    tasks = {**read(folder), task: measured}
+    return write_result(
+        folder / FILE, {"experiment": "step_times", "title": TITLE, "tasks": tasks, "tables": [table(tasks)]}
+    )
+
+
+def table(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """A row per task, for the report; None where an attention did not run."""
+    found = {task: ratios(measured["seconds"]) for task, measured in tasks.items()}
+    labels = list(dict.fromkeys(label for times in found.values() for label in times))
+    rows = [
+        [task, *(round(times[label], 2) if label in times else None for label in labels)]
+        for task, times in found.items()
+    ]
+    return {"title": TITLE, "note": "The median over rounds.", "columns": ["task", *labels], "rows": rows}
 
 
 def read(folder: Path) -> dict[str, Any]:

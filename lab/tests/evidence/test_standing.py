@@ -106,9 +106,14 @@ def test_tasks_without_a_verdict_are_listed_with_the_reason_and_what_is_known(tm
             ]
         },
     )
+    write_result(tmp_path / "mlm.json", {"runs": [run("lln", seed, 0.1, 3000, "mlm") for seed in (0, 1)]})
+    parts = [run("lln_diag", 0, accuracy, 400, name) for name, accuracy in (("sst2", 0.8), ("qnli", 0.6))]
+    write_result(tmp_path / "glue.json", {"runs": parts})
     told = page(tmp_path).partition("## Without a verdict")[2].partition("\n## ")[0]
     assert "LRA Image" not in told and "- **LRA Text**: a spread needs 3 seeds" in told
     assert "as long as the others; LLN+Diag 50.2 % after 6,000 steps (one seed), softmax 49.0 % after 2,100" in told
+    assert "- **Masked language model**: softmax has not run; LLN 2.000 nats after 3,000 steps (2 seeds)." in told
+    assert "softmax has not run; LLN+Diag 70.0 % after 400 steps (one seed)." in told
     assert "- **Dogs vs cats**: nothing has run yet." in told
 
 

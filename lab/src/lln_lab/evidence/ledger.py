@@ -7,19 +7,20 @@ from statistics import fmean
 from typing import Any
 
 from lln_lab.evidence.plan import SEEDS, TASKS, Task
-from lln_lab.evidence.standing import Standing, minutes, standing
+from lln_lab.evidence.standing import Standing, minutes, one_task, score_of, standing
 from lln_lab.evidence.step_times import ratios, read
-from lln_lab.experiments.scores import points
+from lln_lab.experiments.training.run import LANGUAGE
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The mean score of one attention, whether or not softmax ran beside it."""
+    """The mean score of one attention on a task that softmax has not run with all its steps."""
 
     label: str
     steps: int
     seeds: int
-    percent: float
+    score: float
+    unit: str  # "%" or "nats"
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ def entry(task: Task, found: dict[str, Any] | None, timed: dict[str, Any] | None
 
 
 def reached(runs: list[dict[str, Any]]) -> tuple[Reached, ...]:
-    labels = {
-        label: [run for run in runs if run["label"] == label] for label in dict.fromkeys(r["label"] for r in runs)
-    }
-    return tuple(
-        Reached(label, own[0]["steps"], len(own), fmean(points(run) for run in own)) for label, own in labels.items()
-    )
+    language = runs[0]["task"] in LANGUAGE
+    merged = one_task(runs)
+    found = []
+    for label in dict.fromkeys(run["label"] for run in merged):
+        own = [run for run in merged if run["label"] == label]
+        mean = fmean(score_of(run, language) for run in own)
+        found.append(Reached(label, own[0]["steps"], len(own), mean, "nats" if language else "%"))
+    return tuple(found)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ class Standing:
 
 
 def standing(task: Task, found: dict[str, Any]) -> Standing:
-    runs = _one_task(found["runs"])
+    runs = one_task(found["runs"])
     language = runs[0]["task"] in LANGUAGE
     measure = minus_loss if language else points
     common = max(run["steps"] for run in runs if run["label"] == "softmax")
@@ -96,10 +96,10 @@ def standing(task: Task, found: dict[str, Any]) -> Standing:
     return Standing(
         task=task,
         unit="nats" if language else "%",
-        softmax=fmean(_score(run, language) for run in runs if run["label"] == "softmax"),
+        softmax=fmean(score_of(run, language) for run in runs if run["label"] == "softmax"),
         steps=common,
         equal_steps=against("softmax"),
-        softmax_in_time=(fmean(_score(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
+        softmax_in_time=(fmean(score_of(r, language) for r in shorter), shorter[0]["steps"]) if shorter else None,
         equal_time=against(shorter[0]["label"]) if shorter else (),
         minutes={label: minutes(runs, label) for label in dict.fromkeys(r["label"] for r in runs)},
         lacks=tuple(
@@ -131,7 +131,7 @@ def in_time_only(task: Task, found: dict[str, Any]) -> Standing:
     )
 
 
-def _one_task(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def one_task(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs, with those of several tasks (GLUE) made into one by their mean score."""
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     if len(tasks) == 1:
@@ -156,11 +156,11 @@ def _compared(
     runs: Sequence[dict[str, Any]], name: str, other: str, measure: Any, comparisons: int, language: bool
 ) -> Compared:
     values = gains(runs, name, other, measure)
-    score, spread = mean_and_spread([_score(r, language) for r in runs if r["label"] == name])
+    score, spread = mean_and_spread([score_of(r, language) for r in runs if r["label"] == name])
     return Compared(name, score, spread, len(values), gain(values, comparisons))
 
 
-def _score(run: dict[str, Any], language: bool) -> float:
+def score_of(run: dict[str, Any], language: bool) -> float:
     return float(run["evaluation"]["loss"]) if language else points(run)
 
 

@@ -258,15 +258,9 @@ def without_verdict(entries: list[Entry]) -> list[str]:
     lines = []
     for entry in entries:
         if entry.standing is None:
-            scores = [
-                f"{_without_steps(r)} {r.percent:.1f} % after {r.steps:,} steps ({_seeds(r.seeds)})"
-                for r in entry.reached
-            ]
-            why = (
-                f"softmax has not run for as long as the others; {', '.join(scores)}"
-                if scores
-                else "nothing has run yet"
-            )
+            shorter = any(one.label.startswith("softmax") for one in entry.reached)
+            missing = "softmax has not run for as long as the others" if shorter else "softmax has not run"
+            why = "; ".join([missing, ", ".join(map(_told, entry.reached))]) if entry.reached else "nothing has run yet"
         elif entry.standing.lacks:
             why = "; ".join(entry.standing.lacks)
         else:
@@ -275,8 +269,10 @@ def without_verdict(entries: list[Entry]) -> list[str]:
     return ["## Without a verdict", "", *lines, ""] if lines else []
 
 
-def _without_steps(one: Reached) -> str:
-    return name_of(one.label).removesuffix(f" ({one.steps:,} steps)")
+def _told(one: Reached) -> str:
+    name = name_of(one.label).removesuffix(f" ({one.steps:,} steps)")
+    score = f"{one.score:.3f} nats" if one.unit == "nats" else f"{one.score:.1f} %"
+    return f"{name} {score} after {one.steps:,} steps ({_seeds(one.seeds)})"
 
 
 def _seeds(count: int) -> str:
